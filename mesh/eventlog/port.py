@@ -8,16 +8,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+# Of a record's key, and of its value; more is a ValueError.
+PART_BYTES_MAX = 64 * 1024
+# Of one publish; more is a ValueError.
+PUBLISH_RECORDS_MAX = 1_000
+# Of one poll; more is a ValueError.
+POLL_RECORDS_MAX = 1_000
+
 
 class LogFullError(Exception):
     """A bounded log can't take more without losing what a group hasn't acknowledged; retry later."""
 
 
 @dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic's shape. It never changes: another number of partitions is another topic.
+
+    `records_max`: kept per partition, where the adapter bounds a log by records. A record is kept after it
+    was acknowledged, for replays, until its room is needed.
+    """
+
+    name: str
+    partitions: int
+    records_max: int
+
+    def __post_init__(self) -> None:
+        if not self.name or self.partitions < 1 or self.records_max < 1:
+            raise ValueError(f"no such topic can be: {self}")
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """One record as consumed. `position` is the log's own notation within the partition.
 
-    `redelivered`: true when it had been handed out before (a claim after a crash).
+    `redelivered`: true when it was taken over, from a member that crashed, got stuck or left.
     """
 
     topic: str
@@ -44,8 +68,8 @@ class Producer(Protocol):
     async def publish(self, topic: str, records: Sequence[tuple[bytes, bytes]]) -> None:
         """Append (key, value) pairs, in order, durable when it returns; equal keys share a partition.
 
-        Raises LogFullError (those before may be in; publish all again, readers bear repeats) or
-        UnavailableError (nothing is known).
+        Raises LogFullError (some may be in; publish all again, readers bear repeats), UnavailableError
+        (nothing is known) or, for what exceeds the bounds above, ValueError.
         """
         ...
 
@@ -56,30 +80,39 @@ class Producer(Protocol):
 
 
 class Consumer(Protocol):
-    """One member of a group, over all partitions of its topics."""
+    """One member of a group, over all partitions of its topics.
+
+    `name`: unique among the members alive. A member that comes back under its name gets back at once what
+    it had held. A new group begins with the oldest record kept.
+    """
 
     name: str
 
     async def poll(self, count: int, wait_seconds: float) -> list[Record]:
-        """At most `count` records new to the group, or left unacknowledged by a dead or stuck member for
-        the claim time; waits up to `wait_seconds` for one. Raises UnavailableError."""
+        """At most `count` records new to the group, or left unacknowledged by a dead, stuck or closed
+        member, this one included, for the claim time; no record twice. Waits about `wait_seconds` for one
+        (0: not at all), and may return none a little earlier. Raises UnavailableError."""
         ...
 
     async def renew(self, records: Sequence[Record]) -> None:
-        """Say that these are still in work, so that no other member claims them. Raises UnavailableError."""
+        """Say that these are still in work, so that no other member claims them. Those that another has
+        claimed meanwhile stay the other's. Raises UnavailableError."""
         ...
 
     async def ack(self, records: Sequence[Record]) -> None:
-        """Done with these; a repeat is harmless. Raises UnavailableError."""
+        """Done with these, whoever holds them; a repeat is harmless. Raises UnavailableError."""
         ...
 
     async def dead_letter(self, record: Record, cause: str) -> None:
         """Move a record that can never succeed to the dead-letter topic, whole, with its position and the
-        cause, then acknowledge it. Raises UnavailableError (a repeat may store it twice)."""
+        cause, then acknowledge it. There it keeps its key, and its value is a starling.event.v1.DeadLetter.
+        Raises UnavailableError (a repeat may store it twice)."""
         ...
 
     async def replay(self, since_ms: int) -> None:
-        """Hand out again what was published at or after `since_ms` and is still kept; 0: everything."""
+        """Hand out again what was published at or after `since_ms` (ms since the Unix epoch, by the log's
+        clock) and is still kept; 0: everything. Never skips what wasn't handed out. It is committed when
+        this returns. A record in hand may come a second time, to another member. Raises UnavailableError."""
         ...
 
     async def lag(self) -> list[Lag]:
@@ -91,5 +124,6 @@ class Consumer(Protocol):
         ...
 
     async def close(self) -> None:
-        """Leave the group. What was not acknowledged goes to others at once."""
+        """Leave the group. What was not acknowledged goes to others at once; where the log doesn't answer,
+        after the claim time. Raises nothing; the consumer is of no further use."""
         ...

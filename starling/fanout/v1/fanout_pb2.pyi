@@ -149,7 +149,7 @@ Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
 
 @_typing.final
 class DelayPercentiles(_message.Message):
-    """Percentiles of the last 100,000 deliveries at most, weighted by deliveries; 0 before the first."""
+    """Percentiles over the last 10,000 pushes at most, weighted by their deliveries; 0 before the first."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

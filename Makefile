@@ -1,0 +1,68 @@
+# Two commands matter: `make run` and `make test`. Each sets up what it needs, and may be run again.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PROTOS := $(shell cd protos && find starling -name '*.proto' | sort)
+SOURCES := cli fanout_svc graph_svc launcher mesh timeline_svc tweet_svc tests
+MODEL_SECONDS ?= 1800
+
+.PHONY: help setup run test test-long check format gen gen-check lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Set up the virtual environment
+
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+		{ echo "Python 3.11 or newer is needed; point PYTHON at one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+		{ echo "Python's venv module is missing: install it (on Debian: apt-get install python3-venv)"; exit 1; }
+	@echo "Setting up $(VENV) (about a minute, once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --disable-pip-version-check --quiet --progress-bar on -r requirements.lock
+	@$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --editable .
+	@touch $@
+
+run: $(READY) ## Start Valkey and all services here; Ctrl-C stops them
+	@exec $(BIN)/python -m launcher
+
+test: $(READY) ## Run all tests in parallel
+	@$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
+
+test-long: $(READY) ## Run the model test for MODEL_SECONDS (half an hour unless told otherwise)
+	@STARLING_MODEL_SECONDS=$(MODEL_SECONDS) $(BIN)/pytest -n 2 tests/model --timeout 0 $(PYTEST_ARGS)
+
+check: $(READY) gen-check ## Formatting, lint, types, protos, generated code
+	@$(BIN)/ruff format --check $(SOURCES)
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/mypy $(SOURCES)
+	@$(BIN)/buf lint protos
+	@scripts/buf-breaking $(BIN)/buf
+	@$(BIN)/pytest -q tests/unit/test_tidy.py
+
+format: $(READY) ## Format and mend what can be mended
+	@$(BIN)/ruff format $(SOURCES)
+	@$(BIN)/ruff check --fix $(SOURCES)
+
+gen: $(READY) ## Make the Python stubs from the protos
+	@$(call generate,.)
+
+gen-check: $(READY) ## Fail when the committed stubs aren't what the protos give
+	@rm -rf build/gen && mkdir -p build/gen
+	@$(call generate,build/gen)
+	@diff -r -x __pycache__ starling build/gen/starling || { echo "Stubs and protos differ: run 'make gen'"; exit 1; }
+
+define generate
+PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=$(1) --grpc_python_out=$(1) \
+	--mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
+endef
+
+lock: $(READY) ## Pin the newest versions that pyproject.toml allows
+	@$(BIN)/pip-compile --quiet --upgrade --strip-extras --extra dev --no-emit-index-url --no-emit-find-links \
+		--no-emit-trusted-host --output-file requirements.lock pyproject.toml
+
+clean: ## Remove what was set up and built (not the data)
+	@rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

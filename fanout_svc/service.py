@@ -1,0 +1,49 @@
+"""FanoutService: how far behind fan-out is."""
+
+from typing import Any
+
+from fanout_svc.worker import Figures
+from mesh.eventlog.port import Consumer
+from mesh.principals import Kind
+from mesh.server import Allowed
+from starling.fanout.v1 import fanout_pb2, fanout_pb2_grpc
+
+ALLOWED: Allowed = {
+    "/starling.fanout.v1.FanoutService/GetFanoutStatus": frozenset({Kind.OPERATOR, Kind.SERVICE}),
+}
+
+
+class FanoutService(fanout_pb2_grpc.FanoutServiceServicer):
+    """See the proto."""
+
+    def __init__(self, consumer: Consumer, figures: Figures) -> None:
+        self._consumer = consumer
+        self._figures = figures
+
+    async def GetFanoutStatus(
+        self, request: fanout_pb2.GetFanoutStatusRequest, context: Any
+    ) -> fanout_pb2.GetFanoutStatusResponse:
+        """See the proto."""
+        p50, p95, p99 = self._figures.percentiles(0.50, 0.95, 0.99)
+        return fanout_pb2.GetFanoutStatusResponse(
+            partitions=[
+                fanout_pb2.PartitionLag(
+                    topic=lag.topic, partition=lag.partition, lag_messages=lag.messages, lag_seconds=lag.seconds
+                )
+                for lag in await self._consumer.lag()
+            ],
+            dead_letters=await self._consumer.dead_letters(),
+            worker=fanout_pb2.WorkerStatus(
+                name=self._consumer.name,
+                events=self._figures.events,
+                deliveries=self._figures.deliveries,
+                deliveries_to_lists=self._figures.deliveries_to_lists,
+                retries=self._figures.retries,
+                delay=fanout_pb2.DelayPercentiles(
+                    p50_seconds=p50,
+                    p95_seconds=p95,
+                    p99_seconds=p99,
+                    max_seconds=self._figures.delay_max_seconds,
+                ),
+            ),
+        )

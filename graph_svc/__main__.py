@@ -1,0 +1,76 @@
+"""graph_svc: wiring, and nothing else."""
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
+
+import grpc
+from pydantic import Field
+
+from graph_svc.service import ALLOWED, GraphService
+from graph_svc.sqlite import SqliteGraphStore
+from mesh import caches
+from mesh.background import keep_lease, process_name
+from mesh.caches.viewer_versions import ViewerVersions
+from mesh.clock import SystemClock
+from mesh.config import Config, load
+from mesh.ids import Snowflakes
+from mesh.page_tokens import PageTokens
+from mesh.server import run
+from mesh.valkey import Valkey
+from starling.graph.v1 import graph_pb2_grpc
+
+
+class GraphConfig(Config):
+    """What graph_svc is told besides."""
+
+    graph_database: str
+    """Path of the SQLite file."""
+    bucket_size: int = Field(10_000, ge=1)
+    """Followers to a bucket. Fixed once there are users: a follower never moves."""
+
+
+class App:
+    """See `mesh.server.App`."""
+
+    name = "graph_svc"
+    allowed = ALLOWED
+
+    def __init__(self, config: GraphConfig) -> None:
+        clock = SystemClock()
+        self._valkey = Valkey(config.valkey_url, key_prefix=config.key_prefix, libraries=(caches.LIBRARY,))
+        self._store = SqliteGraphStore(config.graph_database, bucket_size=config.bucket_size)
+        self._snowflakes = Snowflakes(self._store, clock, process_name())
+        self._service = GraphService(
+            store=self._store,
+            versions=ViewerVersions(self._valkey),
+            snowflakes=self._snowflakes,
+            page_tokens=PageTokens([key.get_secret_value() for key in config.page_token_keys]),
+            clock=clock,
+        )
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """See the protocol."""
+        graph_pb2_grpc.add_GraphServiceServicer_to_server(self._service, server)
+        return ["starling.graph.v1.GraphService"]
+
+    async def start(self) -> None:
+        """The store must be there; Valkey need not."""
+        await self._store.open()
+        await self._snowflakes.renew()
+
+    def loops(self, stopping: asyncio.Event) -> list[Awaitable[None]]:
+        """See the protocol."""
+        return [keep_lease(self._snowflakes, stopping)]
+
+    async def stop(self) -> None:
+        """See the protocol."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._store.close)
+            stack.push_async_callback(self._valkey.close)
+            await self._snowflakes.release()
+
+
+if __name__ == "__main__":
+    config = load(GraphConfig)
+    run(config, lambda: App(config))

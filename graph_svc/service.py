@@ -1,0 +1,187 @@
+"""GraphService: checks, then the store, then what readers have cached is made void before the reply."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from graph_svc import core
+from graph_svc.store import GraphStore, User
+from mesh import checks, principals
+from mesh.caches.viewer_versions import ViewerVersions
+from mesh.clock import Clock
+from mesh.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from mesh.ids import Snowflakes
+from mesh.page_tokens import PageTokens
+from mesh.server import ANYONE, OPERATORS, SERVICES, USERS, Allowed
+from starling.graph.v1 import graph_pb2, graph_pb2_grpc
+
+_SERVICE = "/starling.graph.v1.GraphService/"
+ALLOWED: Allowed = {
+    _SERVICE + "CreateUser": OPERATORS,
+    _SERVICE + "GetUser": ANYONE,
+    _SERVICE + "BatchGetUsers": ANYONE,
+    _SERVICE + "Follow": USERS,
+    _SERVICE + "Unfollow": USERS,
+    _SERVICE + "ImportFollows": OPERATORS,
+    _SERVICE + "ListFollowers": ANYONE,
+    _SERVICE + "ListFollowing": ANYONE,
+    _SERVICE + "StreamFollowers": SERVICES,
+    _SERVICE + "GetViewerContext": SERVICES,
+}
+
+_BATCH_MAX = 100
+_EDGES_MAX = 1_000
+_PAGE_MAX = 1_000
+
+_Page = Callable[[int, int, int], Awaitable[list[int]]]
+
+
+class GraphService(graph_pb2_grpc.GraphServiceServicer):
+    """Ports come as arguments; see the proto for what each method does."""
+
+    def __init__(
+        self,
+        *,
+        store: GraphStore,
+        versions: ViewerVersions,
+        snowflakes: Snowflakes,
+        page_tokens: PageTokens,
+        clock: Clock,
+        stream_chunk: int = 4_096,
+    ) -> None:
+        self._store = store
+        self._versions = versions
+        self._snowflakes = snowflakes
+        self._page_tokens = page_tokens
+        self._clock = clock
+        self._stream_chunk = stream_chunk
+
+    async def CreateUser(self, request: graph_pb2.CreateUserRequest, context: Any) -> graph_pb2.CreateUserResponse:
+        """See the proto."""
+        handle = core.handle(request.handle)
+        name = core.display_name(request.display_name, handle)
+        user = User(self._snowflakes.next_id(), handle, name, self._clock.now_ms())
+        if not await self._store.create_user(user):
+            raise AlreadyExistsError("The handle is taken.", reason="HANDLE_TAKEN", handle=handle)
+        return graph_pb2.CreateUserResponse(user=core.to_message(user))
+
+    async def GetUser(self, request: graph_pb2.GetUserRequest, context: Any) -> graph_pb2.GetUserResponse:
+        """See the proto."""
+        match request.WhichOneof("key"):
+            case "user_id":
+                user = await self._user(checks.required_id("user_id", request.user_id))
+            case "handle":
+                found = await self._store.user_by_handle(core.handle(request.handle))
+                if found is None:
+                    raise NotFoundError("No such user.", reason="USER_NOT_FOUND", handle=request.handle)
+                user = found
+            case _:
+                raise InvalidArgumentError("key", "One of user_id and handle is required.")
+        return graph_pb2.GetUserResponse(user=core.to_message(user))
+
+    async def _user(self, user_id: int) -> User:
+        found = await self._store.users([user_id])
+        if not found:
+            raise NotFoundError("No such user.", reason="USER_NOT_FOUND", user_id=str(user_id))
+        return found[0]
+
+    async def BatchGetUsers(
+        self, request: graph_pb2.BatchGetUsersRequest, context: Any
+    ) -> graph_pb2.BatchGetUsersResponse:
+        """See the proto."""
+        users = await self._store.users(checks.batch("user_ids", request.user_ids, _BATCH_MAX))
+        return graph_pb2.BatchGetUsersResponse(users=[core.to_message(user) for user in users])
+
+    async def Follow(self, request: graph_pb2.FollowRequest, context: Any) -> graph_pb2.FollowResponse:
+        """See the proto."""
+        follower_id, followee_id = _pair(request.followee_id)
+        changed = await self._store.follow(follower_id, followee_id)
+        # Also when nothing changed: this may be the retry of a call that got no further than the store.
+        await self._versions.invalidate([follower_id])
+        return graph_pb2.FollowResponse(changed=changed)
+
+    async def Unfollow(self, request: graph_pb2.UnfollowRequest, context: Any) -> graph_pb2.UnfollowResponse:
+        """See the proto."""
+        follower_id, followee_id = _pair(request.followee_id)
+        changed = await self._store.unfollow(follower_id, followee_id)
+        await self._versions.invalidate([follower_id])
+        return graph_pb2.UnfollowResponse(changed=changed)
+
+    async def ImportFollows(
+        self, requests: AsyncIterator[graph_pb2.ImportFollowsRequest], context: Any
+    ) -> AsyncIterator[graph_pb2.ImportFollowsResponse]:
+        """See the proto."""
+        async for request in requests:
+            if not 1 <= len(request.edges) <= _EDGES_MAX:
+                raise InvalidArgumentError("edges", f"1 to {_EDGES_MAX:,} at once.")
+            edges = [(edge.follower_id, edge.followee_id) for edge in request.edges]
+            counts = await self._store.import_follows(edges)
+            await self._versions.invalidate(sorted({follower_id for follower_id, _ in edges}))
+            yield graph_pb2.ImportFollowsResponse(
+                created=counts.created, existing=counts.existing, refused=counts.refused
+            )
+
+    async def ListFollowers(
+        self, request: graph_pb2.ListFollowersRequest, context: Any
+    ) -> graph_pb2.ListFollowersResponse:
+        """See the proto."""
+        ids, token = await self._page("ListFollowers", request, self._store.list_followers)
+        return graph_pb2.ListFollowersResponse(user_ids=ids, next_page_token=token)
+
+    async def ListFollowing(
+        self, request: graph_pb2.ListFollowingRequest, context: Any
+    ) -> graph_pb2.ListFollowingResponse:
+        """See the proto."""
+        ids, token = await self._page("ListFollowing", request, self._store.list_following)
+        return graph_pb2.ListFollowingResponse(user_ids=ids, next_page_token=token)
+
+    async def _page(
+        self, rpc: str, request: graph_pb2.ListFollowersRequest | graph_pb2.ListFollowingRequest, page: _Page
+    ) -> tuple[Sequence[int], str]:
+        user_id = checks.required_id("user_id", request.user_id)
+        size = checks.page_size(request.page_size, maximum=_PAGE_MAX)
+        binding = (str(principals.current.get()), user_id)
+        after = self._page_tokens.decode(rpc, binding, request.page_token) if request.page_token else 0
+        await self._user(user_id)
+        ids = await page(user_id, after, size + 1)
+        if len(ids) <= size:
+            return ids, ""
+        return ids[:size], self._page_tokens.encode(rpc, binding, ids[size - 1])
+
+    async def StreamFollowers(
+        self, request: graph_pb2.StreamFollowersRequest, context: Any
+    ) -> AsyncIterator[graph_pb2.StreamFollowersResponse]:
+        """See the proto. One chunk in memory at a time."""
+        author_id = checks.required_id("author_id", request.author_id)
+        count = await self._store.bucket_count(author_id)
+        if count is None:
+            raise NotFoundError("No such user.", reason="USER_NOT_FOUND", user_id=str(author_id))
+        buckets = [request.bucket] if request.HasField("bucket") else range(count)
+        for bucket in buckets:
+            after = 0
+            while True:  # `after` rises with each chunk.
+                ids = await self._store.followers(author_id, bucket, after, self._stream_chunk)
+                if ids:
+                    yield graph_pb2.StreamFollowersResponse(follower_ids=ids)
+                    after = ids[-1]
+                if len(ids) < self._stream_chunk:
+                    break
+
+    async def GetViewerContext(
+        self, request: graph_pb2.GetViewerContextRequest, context: Any
+    ) -> graph_pb2.GetViewerContextResponse:
+        """See the proto."""
+        viewer_id = checks.required_id("viewer_id", request.viewer_id)
+        viewer = await self._store.viewer_context(viewer_id)
+        if viewer is None:
+            raise NotFoundError("No such user.", reason="USER_NOT_FOUND", user_id=str(viewer_id))
+        return graph_pb2.GetViewerContextResponse(
+            version=viewer.version, followee_ids=viewer.followee_ids, since=viewer.since
+        )
+
+
+def _pair(followee_id: int) -> tuple[int, int]:
+    """Follower and followee of a request by the calling user."""
+    follower_id = principals.current.get().user_id
+    if checks.required_id("followee_id", followee_id) == follower_id:
+        raise InvalidArgumentError("followee_id", "Nobody follows themselves.", reason="SELF_FOLLOW")
+    return follower_id, followee_id

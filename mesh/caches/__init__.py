@@ -1,0 +1,6 @@
+"""Caches in Valkey that two services share: bodies of tweets, and viewers' versions."""
+
+from importlib import resources
+
+LIBRARY = (resources.files(__name__) / "caches.lua").read_text()
+"""The function library for `mesh.valkey.Valkey(libraries=…)`."""

@@ -1,0 +1,50 @@
+"""Tweets' bodies: `tweet:<id>`, for 24 h. "Not found" is never cached; a deletion is."""
+
+from collections.abc import Sequence
+
+from mesh.valkey import Valkey
+from starling.tweet.v1 import tweet_pb2
+
+TTL_SECONDS = 86_400
+
+Body = tweet_pb2.Tweet | None
+"""A visible tweet; None for a deleted one."""
+
+
+class Bodies:
+    """All methods raise UnavailableError."""
+
+    def __init__(self, valkey: Valkey) -> None:
+        self._valkey = valkey
+
+    def _key(self, tweet_id: int) -> str:
+        return f"{self._valkey.key_prefix}tweet:{tweet_id}"
+
+    async def get(self, tweet_ids: Sequence[int]) -> dict[int, Body]:
+        """What is cached of these."""
+        if not tweet_ids:
+            return {}
+        values = await self._valkey.call("MGET", *(self._key(tweet_id) for tweet_id in tweet_ids))
+        return {tweet_id: _body(value) for tweet_id, value in zip(tweet_ids, values, strict=True) if value is not None}
+
+    async def put(self, tweets: Sequence[tweet_pb2.Tweet]) -> None:
+        """Cache visible tweets, each unless a version as high or higher is known."""
+        await self._put([(tweet.tweet_id, tweet.version, tweet.SerializeToString()) for tweet in tweets])
+
+    async def put_deleted(self, tweet_id: int, version: int) -> None:
+        """Cache that the tweet is gone since `version`."""
+        await self._put([(tweet_id, version, b"")])
+
+    async def _put(self, bodies: Sequence[tuple[int, int, bytes]]) -> None:
+        if bodies:
+            await self._valkey.fcalls(
+                [
+                    ("cache_put_body_v1", [self._key(tweet_id)], (version, body, TTL_SECONDS))
+                    for tweet_id, version, body in bodies
+                ]
+            )
+
+
+def _body(value: bytes) -> Body:
+    body = value.partition(b":")[2]
+    return tweet_pb2.Tweet.FromString(body) if body else None

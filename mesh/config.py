@@ -1,0 +1,76 @@
+"""Twelve-factor configuration: typed, from STARLING_* variables; a wrong one fails at boot, named."""
+
+import sys
+from typing import Annotated, NoReturn, TypeVar
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+ENV_PREFIX = "STARLING_"
+_SECRET_BYTES_MIN = 32
+
+T = TypeVar("T", bound="Config")
+
+
+class Config(BaseSettings):
+    """What every service is told. Seconds, bytes and counts say so in their names."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True)
+
+    listen: str = "127.0.0.1:0"
+    """Address to serve on; port 0: any free one, printed at start."""
+    address_file: str = ""
+    """Where to write the address served on, for whoever started this process; empty: nowhere."""
+    valkey_url: str = "redis://127.0.0.1:6379/0"
+    key_prefix: str = Field("", pattern=r"^[A-Za-z0-9_.:-]{0,64}$")
+    auth_secret: SecretStr
+    """HMAC key of principals' tokens, at least 32 bytes."""
+    page_token_keys: Annotated[list[SecretStr], NoDecode] = Field(min_length=1)
+    """HMAC keys of page tokens, comma-separated, the newest first; all of them verify."""
+    max_connection_age_seconds: float = Field(30.0, gt=0)
+    """Clients reconnect so often, and find new servers."""
+    max_message_bytes: int = Field(4 << 20, ge=16 << 10)
+    drain_seconds: float = Field(0.5, ge=0)
+    """Between NOT_SERVING and refusing: long enough for clients to notice."""
+    grace_seconds: float = Field(10.0, gt=0)
+    """How long calls in flight may take to finish at shutdown."""
+    concurrent_calls_max: int = Field(1_000, ge=1)
+    """Calls in flight beyond this are refused with RESOURCE_EXHAUSTED."""
+    reflection: bool = True
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    log_requests: bool = False
+    """One line per call: caller, method, status, milliseconds."""
+
+    @field_validator("page_token_keys", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return value.split(",") if isinstance(value, str) else value
+
+    @field_validator("auth_secret")
+    @classmethod
+    def _long_enough(cls, value: SecretStr) -> SecretStr:
+        if len(value.get_secret_value().encode()) < _SECRET_BYTES_MIN:
+            raise ValueError(f"needs at least {_SECRET_BYTES_MIN} bytes")
+        return value
+
+    @field_validator("page_token_keys")
+    @classmethod
+    def _each_long_enough(cls, value: list[SecretStr]) -> list[SecretStr]:
+        for key in value:
+            cls._long_enough(key)
+        return value
+
+
+def load(cls: type[T]) -> T:
+    """Read the environment, or exit with status 2 and one line per wrong variable."""
+    try:
+        return cls()
+    except ValidationError as error:
+        _refuse(error)
+
+
+def _refuse(error: ValidationError) -> NoReturn:
+    for problem in error.errors(include_input=False, include_url=False):
+        name = ENV_PREFIX + str(problem["loc"][0]).upper()
+        print(f"configuration: {name}: {problem['msg']}", file=sys.stderr)  # noqa: T201
+    raise SystemExit(2)

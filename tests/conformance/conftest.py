@@ -1,0 +1,145 @@
+"""The adapters that the conformance suites run on. The suites name fixtures only."""
+
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from mesh.clock import SystemClock
+from mesh.eventlog.port import Consumer, Producer, Topic
+from mesh.eventlog.valkey_streams import LIBRARY, StreamsConsumer, StreamsProducer
+from mesh.timelines.port import Timelines
+from mesh.timelines.valkey import LIBRARY as TIMELINES_LIBRARY
+from mesh.timelines.valkey import ValkeyTimelines
+from mesh.valkey import Valkey
+
+CLAIM_SECONDS = 60.0
+GROUP = "workers"
+
+
+class SteppedClock:
+    """A clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.seconds = 1_000.0
+
+    def now_ms(self) -> int:
+        return int(self.seconds * 1000)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+class StreamsLog:
+    """What the suite may do to an event log, on Valkey Streams. It has one topic, and one for dead letters.
+
+    Time, as the claim time sees it, passes by `pass_time` only (as long as a test takes less than a minute).
+    """
+
+    def __init__(self, valkey: Valkey, topic: Topic, dead_letters: Topic) -> None:
+        self.topic = topic
+        self.dead_letters = dead_letters
+        self.claim_seconds = CLAIM_SECONDS
+        self._valkey = valkey
+        self._clock = SteppedClock()
+
+    def producer(self) -> Producer:
+        return StreamsProducer(self._valkey, [self.topic, self.dead_letters])
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        topic: Topic | None = None,
+        group: str = GROUP,
+        claim_seconds: float = CLAIM_SECONDS,
+        forget_seconds: float = 3_600.0,
+    ) -> Consumer:
+        return StreamsConsumer(
+            self._valkey,
+            topics=[topic or self.topic],
+            group=group,
+            name=name,
+            dead_letters=self.dead_letters,
+            claim_idle_ms=int(claim_seconds * 1000),
+            forget_after_ms=int(forget_seconds * 1000),
+            clock=self._clock,
+        )
+
+    async def pass_time(self, seconds: float) -> None:
+        """Let everything in hand be idle for so much longer."""
+        self._clock.seconds += seconds
+        for stream in await self._streams():
+            for group in await self._valkey.call("XINFO", "GROUPS", stream):
+                name = group[b"name"]
+                # Names as bytes keep redis-py from reshaping the reply.
+                pending = await self._valkey.call(b"XPENDING", stream, name, "-", "+", 10_000)
+                await self._valkey.pipeline(
+                    [
+                        (b"XCLAIM", stream, name, owner, 0, id_, "IDLE", int(idle + seconds * 1000), "JUSTID")
+                        for id_, owner, idle, _ in pending
+                    ]
+                )
+
+    async def now_ms(self) -> int:
+        """The log's clock."""
+        seconds, micros = await self._valkey.call("TIME")
+        return int(seconds) * 1000 + int(micros) // 1000
+
+    async def kept(self) -> int:
+        """Number of records in the topic, acknowledged or not."""
+        return sum([await self._valkey.call("XLEN", stream) for stream in await self._streams()])
+
+    async def members(self) -> set[str]:
+        """Names that the group knows, but for its own bookkeeping."""
+        return {
+            member[b"name"].decode()
+            for stream in await self._streams()
+            for member in await self._valkey.call("XINFO", "CONSUMERS", stream, GROUP)
+        } - {"-"}
+
+    async def drop_all_data(self) -> None:
+        """As a crash of a server that keeps nothing does."""
+        streams = await self._valkey.call("KEYS", f"{self._valkey.key_prefix}*")
+        if streams:
+            await self._valkey.call("DEL", *streams)
+
+    async def _streams(self) -> list[bytes]:
+        return list(await self._valkey.call("KEYS", f"{self._valkey.key_prefix}log:{self.topic.name}:*"))
+
+
+OpenEventLog = Callable[[int, int], AbstractAsyncContextManager[StreamsLog]]
+
+
+@pytest.fixture
+def open_eventlog(valkey_url: str, key_prefix: str) -> OpenEventLog:
+    """Opens an empty log: (partitions, records_max) → context manager."""
+    numbers = itertools.count()
+
+    @asynccontextmanager
+    async def open_log(partitions: int, records_max: int) -> AsyncIterator[StreamsLog]:
+        async with AsyncExitStack() as stack:
+            valkey = Valkey(valkey_url, key_prefix=f"{key_prefix}{next(numbers)}:", libraries=[LIBRARY])
+            stack.push_async_callback(valkey.close)
+            log = StreamsLog(valkey, Topic("notes", partitions, records_max), Topic("dead", 1, 100))
+            stack.push_async_callback(log.drop_all_data)
+            yield log
+
+    return open_log
+
+
+@pytest.fixture
+async def eventlog(open_eventlog: OpenEventLog) -> AsyncIterator[StreamsLog]:
+    """An empty log of 4 partitions, 1,000 records each."""
+    async with open_eventlog(4, 1_000) as log:
+        yield log
+
+
+@pytest.fixture
+async def timelines(valkey_url: str, key_prefix: str) -> AsyncIterator[Timelines]:
+    """No lists yet; a cap that a test can fill."""
+    async with AsyncExitStack() as stack:
+        valkey = Valkey(valkey_url, key_prefix=key_prefix, libraries=[TIMELINES_LIBRARY])
+        stack.push_async_callback(valkey.close)
+        yield ValkeyTimelines(valkey, SystemClock(), cap=8, slack=3)

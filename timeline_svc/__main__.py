@@ -1,0 +1,78 @@
+"""timeline_svc: wiring, and nothing else."""
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
+
+import grpc
+
+from mesh import caches, channels, principals
+from mesh.caches.bodies import Bodies
+from mesh.caches.viewer_versions import ViewerVersions
+from mesh.clock import SystemClock
+from mesh.config import Config, load
+from mesh.page_tokens import PageTokens
+from mesh.server import run
+from mesh.timelines import valkey as valkey_timelines
+from mesh.valkey import Valkey
+from starling.timeline.v1 import timeline_pb2_grpc
+from timeline_svc.peers import Graph, Tweets
+from timeline_svc.service import ALLOWED, TimelineService
+
+
+class TimelineConfig(Config):
+    """What timeline_svc is told besides."""
+
+    graph_target: str
+    """Where graph_svc is."""
+    tweet_target: str
+    """Where tweet_svc is."""
+
+
+class App:
+    """See `mesh.server.App`."""
+
+    name = "timeline_svc"
+    allowed = ALLOWED
+
+    def __init__(self, config: TimelineConfig) -> None:
+        clock = SystemClock()
+        libraries = (valkey_timelines.LIBRARY, caches.LIBRARY)
+        self._valkey = Valkey(config.valkey_url, key_prefix=config.key_prefix, libraries=libraries)
+        self._graph_channel = channels.connect(config.graph_target, max_message_bytes=config.max_message_bytes)
+        self._tweet_channel = channels.connect(config.tweet_target, max_message_bytes=config.max_message_bytes)
+        credentials = principals.Credentials(config.auth_secret.get_secret_value(), principals.service(self.name))
+        self._service = TimelineService(
+            valkey=self._valkey,
+            timelines=valkey_timelines.ValkeyTimelines(self._valkey, clock),
+            versions=ViewerVersions(self._valkey),
+            bodies=Bodies(self._valkey),
+            graph=Graph(self._graph_channel, credentials),
+            tweets=Tweets(self._tweet_channel, credentials),
+            page_tokens=PageTokens([key.get_secret_value() for key in config.page_token_keys]),
+            clock=clock,
+        )
+
+    def register(self, server: grpc.aio.Server) -> list[str]:
+        """See the protocol."""
+        timeline_pb2_grpc.add_TimelineServiceServicer_to_server(self._service, server)
+        return ["starling.timeline.v1.TimelineService"]
+
+    async def start(self) -> None:
+        """Nothing durable is here, and each store may be away for a while."""
+
+    def loops(self, stopping: asyncio.Event) -> list[Awaitable[None]]:
+        """See the protocol."""
+        return [self._service.warmer.run(stopping)]
+
+    async def stop(self) -> None:
+        """See the protocol."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._valkey.close)
+            stack.push_async_callback(self._graph_channel.close)
+            stack.push_async_callback(self._tweet_channel.close)
+
+
+if __name__ == "__main__":
+    config = load(TimelineConfig)
+    run(config, lambda: App(config))

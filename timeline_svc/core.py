@@ -1,0 +1,129 @@
+"""What timeline_svc decides, without I/O: which list serves, what a viewer sees, when a page is done.
+
+Theory of operation. A *source* is a descending stream of tweet ids. The home list is one, exact down to its floor
+for the authors that it covers; followees followed since (`since > version`) are another, read from the store; below
+the floor the store's stream over all followees and the viewer replaces both. A page merges the sources lazily,
+hydrates what it takes, drops what the viewer may not see, and goes on until it is full. So a list's length, its
+floor and the filters decide what a page costs, never what a walk holds.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from mesh.timelines.port import ListState, TailRecord
+from starling.tweet.v1 import tweet_pb2
+
+COVER_MAX = 64
+"""A list that lacks more followees than this is made anew."""
+EXAMINED_MAX = 1_000
+"""Ids that one page may look at; then it is short, with a token."""
+BATCH_MAX = 200
+"""Ids hydrated at once."""
+DEADLINE_SHARE = 0.7
+"""Share of a call's time after which a page ends short, with a token."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewerContext:
+    """One viewer at one version: `followee_ids` ascending, `since` beside them."""
+
+    viewer_id: int
+    version: int
+    followee_ids: Sequence[int]
+    since: Sequence[int]
+
+    def follows(self, user_id: int) -> bool:
+        """Whether the viewer follows a user."""
+        at = bisect_left(self.followee_ids, user_id)
+        return at < len(self.followee_ids) and self.followee_ids[at] == user_id
+
+    def authors(self) -> list[int]:
+        """Whose tweets a home timeline holds: the followees and the viewer."""
+        return [*self.followee_ids, self.viewer_id]
+
+    def followed_after(self, version: int) -> list[int]:
+        """The followees that a list of that version doesn't cover."""
+        return [
+            followee_id for followee_id, since in zip(self.followee_ids, self.since, strict=True) if since > version
+        ]
+
+
+class Verdict(Enum):
+    """`SERVE`: the list is read. `BUILD`: there is none, or one that died half-way: the store is read, and a list is
+    made. `REPLACE`: there is one that can't be mended: as BUILD, after it is dropped. `WAIT`: somebody is building."""
+
+    SERVE = "serve"
+    BUILD = "build"
+    REPLACE = "replace"
+    WAIT = "wait"
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """What to do with a list; for SERVE, `uncovered` followees are a source of their own until covered."""
+
+    verdict: Verdict
+    uncovered: Sequence[int] = ()
+
+
+def assess(record: TailRecord | None, viewer: ViewerContext, now_ms: int) -> Assessment:
+    """Judge a list by its record. The cases, in order: none; being built (or the builder died); of a version that the
+    graph doesn't know; lacking too many followees; fit to serve."""
+    if record is None:
+        return Assessment(Verdict.BUILD)
+    if record.state is ListState.BUILDING:
+        return Assessment(Verdict.WAIT if now_ms < record.lease_until_ms else Verdict.BUILD)
+    if record.version > viewer.version:
+        return Assessment(Verdict.REPLACE)
+    uncovered = viewer.followed_after(record.version)
+    if len(uncovered) > COVER_MAX:
+        return Assessment(Verdict.REPLACE)
+    return Assessment(Verdict.SERVE, uncovered)
+
+
+def visible(tweet: tweet_pb2.Tweet, viewer: ViewerContext) -> bool:
+    """Whether a home timeline shows a tweet: its author is the viewer or followed now; and a reply shows when the
+    viewer wrote it, is the one whom it answers, or follows the one whom it answers."""
+    mine = tweet.author_id == viewer.viewer_id
+    if not mine and not viewer.follows(tweet.author_id):
+        return False
+    answered = tweet.in_reply_to_user_id
+    return mine or answered in {0, viewer.viewer_id} or viewer.follows(answered)
+
+
+@dataclass(slots=True)
+class Page:
+    """A page being filled. `last_id`: the last id examined (0: none yet)."""
+
+    size: int
+    items: list[tweet_pb2.Tweet] = field(default_factory=list)
+    examined: set[int] = field(default_factory=set)
+    last_id: int = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more may be examined."""
+        return len(self.items) >= self.size or len(self.examined) >= EXAMINED_MAX
+
+    def wanted(self) -> int:
+        """How many ids to look at next: at first as many as the page lacks; when that wasn't enough, as many again as
+        were examined, so that a filter that hides much doesn't cost a round trip for each id."""
+        lacking = self.size - len(self.items)
+        return min(max(lacking, min(len(self.examined), BATCH_MAX)), EXAMINED_MAX - len(self.examined))
+
+    def examine(self, tweet_id: int, tweet: tweet_pb2.Tweet | None, viewer: ViewerContext) -> None:
+        """Take the next id, with its body if there is one."""
+        assert not self.full
+        assert not self.last_id or tweet_id < self.last_id, "strictly descending"
+        self.examined.add(tweet_id)
+        self.last_id = tweet_id
+        if tweet is not None and visible(tweet, viewer):
+            self.items.append(tweet)
+
+    def lacks(self, own_tweet_id: int, *, more: bool) -> bool:
+        """Whether the viewer's tweet belongs here and isn't: it lies above the end of the page, or nothing follows."""
+        if own_tweet_id in self.examined:
+            return False
+        return not more or own_tweet_id > self.last_id

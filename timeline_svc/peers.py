@@ -1,0 +1,87 @@
+"""What timeline_svc asks of graph_svc and tweet_svc, over gRPC. All raise UnavailableError, and NotFoundError for
+an unknown viewer."""
+
+from array import array
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
+
+import grpc
+
+from mesh.channels import streaming, translated
+from mesh.deadlines import remaining
+from mesh.principals import Credentials
+from starling.graph.v1 import graph_pb2, graph_pb2_grpc
+from starling.tweet.v1 import tweet_pb2, tweet_pb2_grpc
+from timeline_svc.core import ViewerContext
+
+_CALL_SECONDS = 5.0
+_USERS_MAX = 100
+_HYDRATE_MAX = 200
+
+
+class Graph:
+    """graph_svc."""
+
+    def __init__(self, channel: grpc.aio.Channel, credentials: Credentials) -> None:
+        self._stub = graph_pb2_grpc.GraphServiceStub(channel)
+        self._credentials = credentials
+
+    async def viewer_context(self, viewer_id: int) -> ViewerContext:
+        """A viewer's version and followees, read at one moment."""
+        with translated("graph_svc"):
+            reply = await self._stub.GetViewerContext(
+                graph_pb2.GetViewerContextRequest(viewer_id=viewer_id),
+                timeout=remaining(_CALL_SECONDS),
+                metadata=self._credentials.metadata(),
+            )
+        return ViewerContext(viewer_id, reply.version, array("Q", reply.followee_ids), array("Q", reply.since))
+
+    async def users(self, user_ids: Sequence[int]) -> list[graph_pb2.User]:
+        """Those that exist, of at most 100."""
+        assert len(user_ids) <= _USERS_MAX
+        with translated("graph_svc"):
+            reply = await self._stub.BatchGetUsers(
+                graph_pb2.BatchGetUsersRequest(user_ids=user_ids),
+                timeout=remaining(_CALL_SECONDS),
+                metadata=self._credentials.metadata(),
+            )
+        return list(reply.users)
+
+
+class Tweets:
+    """tweet_svc."""
+
+    def __init__(self, channel: grpc.aio.Channel, credentials: Credentials) -> None:
+        self._stub = tweet_pb2_grpc.TweetServiceStub(channel)
+        self._credentials = credentials
+
+    async def hydrate(self, tweet_ids: Sequence[int]) -> dict[int, tweet_pb2.Tweet]:
+        """The bodies of visible tweets, over one stream of batches."""
+        found: dict[int, tweet_pb2.Tweet] = {}
+        with translated("tweet_svc"):
+            async with AsyncExitStack() as stack:
+                call = self._stub.HydrateTweets(timeout=remaining(_CALL_SECONDS), metadata=self._credentials.metadata())
+                await stack.enter_async_context(streaming(call))
+                for start in range(0, len(tweet_ids), _HYDRATE_MAX):
+                    batch = tweet_ids[start : start + _HYDRATE_MAX]
+                    await call.write(tweet_pb2.HydrateTweetsRequest(tweet_ids=batch))
+                    reply = await call.read()
+                    if not isinstance(reply, tweet_pb2.HydrateTweetsResponse):
+                        break
+                    found |= {tweet.tweet_id: tweet for tweet in reply.tweets}
+                await call.done_writing()
+        return found
+
+    async def author_ids(
+        self, author_ids: Sequence[int], below_id: int, limit: int
+    ) -> AsyncGenerator[tuple[Sequence[int], bool], None]:
+        """Ids of these authors below an id (0: from the newest), at most `limit`, descending, chunk by chunk; and with
+        each chunk whether nothing is left below it."""
+        request = tweet_pb2.StreamAuthorTweetsRequest(author_ids=author_ids, below_id=below_id, limit=limit)
+        with translated("tweet_svc"):
+            call = self._stub.StreamAuthorTweets(
+                request, timeout=remaining(_CALL_SECONDS), metadata=self._credentials.metadata()
+            )
+            async with streaming(call):
+                async for reply in call:
+                    yield reply.tweet_ids, reply.exhausted

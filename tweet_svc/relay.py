@@ -1,0 +1,75 @@
+"""From the outbox to the event log: at least once, in order, bounded."""
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from mesh.clock import Clock
+from mesh.errors import UnavailableError
+from mesh.eventlog.port import LogFullError, Producer
+from mesh.eventlog.topics import TWEET_FANOUT
+from tweet_svc.core import to_event
+from tweet_svc.store import TweetStore
+
+log = logging.getLogger(__name__)
+
+KEEP_MS = 3_600_000
+"""Published rows are kept so long: a log that lost its last moments gets them again."""
+BATCH = 500
+_SWEEP_SECONDS = 1.0
+_PRUNE_EVERY = 60
+_BACKOFF_SECONDS = 0.5
+
+
+class Relay:
+    """Publishes what is unpublished: nudged by each post, and by a sweep for what a crash left."""
+
+    def __init__(self, store: TweetStore, producer: Producer, clock: Clock) -> None:
+        self._store = store
+        self._producer = producer
+        self._clock = clock
+        self._nudged = asyncio.Event()
+
+    def nudge(self) -> None:
+        """Something was written."""
+        self._nudged.set()
+
+    async def step(self) -> int:
+        """Publish one batch; returns its size. Raises UnavailableError and LogFullError.
+
+        A log that was restarted may have lost its last moments, together with the lists: the last hour goes out
+        again, and readers of the log bear repeats.
+        """
+        incarnation = await self._producer.incarnation()
+        again = await self._store.republish(incarnation, self._clock.now_ms() - KEEP_MS)
+        if again:
+            log.warning("the event log was restarted: %d events are published again", again)
+        rows = await self._store.unpublished(BATCH)
+        if rows:
+            records = [(str(row.author_id).encode(), to_event(row).SerializeToString()) for row in rows]
+            await self._producer.publish(TWEET_FANOUT.name, records)
+            await self._store.mark_published([row.event_id for row in rows], self._clock.now_ms())
+        return len(rows)
+
+    async def prune(self) -> None:
+        """Forget what is published and old, and request ids past their time. Raises UnavailableError."""
+        now = self._clock.now_ms()
+        await self._store.prune(now - KEEP_MS, now)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Until `stopping`."""
+        rounds = 0
+        while not stopping.is_set():
+            self._nudged.clear()
+            try:
+                published = await self.step()
+                rounds += 1
+                if rounds % _PRUNE_EVERY == 0:
+                    await self.prune()
+            except (UnavailableError, LogFullError) as error:
+                log.warning("the relay waits: %s", error)
+                await asyncio.sleep(_BACKOFF_SECONDS)
+                continue
+            if published < BATCH:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._nudged.wait(), _SWEEP_SECONDS)
