@@ -1,22 +1,28 @@
 """Servers that tests start for themselves: each pytest process has its own Valkey, on loopback, port 0."""
 
+import os
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # before grpc is imported: servers that stop aren't news
+
 import itertools
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from launcher.valkey_server import find_valkey_server
+from tests.harness import Mesh, running_mesh
 
 _prefixes = itertools.count()
 
 
-@pytest.fixture(scope="session")
-def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of this test process's own Valkey (a unix socket: no port to lose to somebody else)."""
-    folder: Path = tmp_path_factory.mktemp("valkey")
+@contextmanager
+def running_valkey(folder: Path) -> Iterator[str]:
+    """A Valkey of one's own, without persistence; yields its URL (a unix socket: no port to lose to others)."""
     path = folder / "valkey.sock"
     server = subprocess.Popen(
         [
@@ -31,6 +37,13 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         server.kill()
         server.wait(10)
+
+
+@pytest.fixture(scope="session")
+def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of this test process's own Valkey, which its tests share: nobody flushes it."""
+    with running_valkey(tmp_path_factory.mktemp("valkey")) as url:
+        yield url
 
 
 def _await_socket(path: Path, server: "subprocess.Popen[bytes]") -> None:
@@ -53,3 +66,10 @@ def _await_socket(path: Path, server: "subprocess.Popen[bytes]") -> None:
 def key_prefix() -> str:
     """A prefix of this test's own: nothing shared is ever flushed."""
     return f"t{next(_prefixes)}:"
+
+
+@pytest_asyncio.fixture
+async def mesh(valkey_url: str, key_prefix: str, tmp_path: Path) -> AsyncIterator[Mesh]:
+    """The whole mesh in this process, with small sizes; see `tests.harness`."""
+    async with running_mesh(valkey_url, tmp_path, key_prefix) as running:
+        yield running

@@ -1,0 +1,376 @@
+"""The whole mesh in one process: real gRPC, real Valkey, real SQLite; but time and background work are the test's.
+
+Nothing runs by itself: the relay, the worker and the warmers are stepped. Faults are switched on and off here.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from fanout_svc.followers import Followers
+from fanout_svc.service import ALLOWED as FANOUT_ALLOWED
+from fanout_svc.service import FanoutService
+from fanout_svc.worker import Worker
+from graph_svc.service import ALLOWED as GRAPH_ALLOWED
+from graph_svc.service import GraphService
+from graph_svc.sqlite import SqliteGraphStore
+from mesh import caches, channels, principals
+from mesh.caches.bodies import Bodies
+from mesh.caches.viewer_versions import ViewerVersions
+from mesh.errors import UnavailableError
+from mesh.eventlog import topics, valkey_streams
+from mesh.eventlog.port import Record
+from mesh.ids import Snowflakes
+from mesh.page_tokens import PageTokens
+from mesh.principals import Principal
+from mesh.server import Allowed, Gate
+from mesh.timelines import valkey as valkey_timelines
+from mesh.timelines.port import ListKey
+from mesh.timelines.valkey import ValkeyTimelines
+from mesh.valkey import Command, Valkey
+from starling.fanout.v1 import fanout_pb2_grpc
+from starling.graph.v1 import graph_pb2, graph_pb2_grpc
+from starling.timeline.v1 import timeline_pb2, timeline_pb2_grpc
+from starling.tweet.v1 import tweet_pb2, tweet_pb2_grpc
+from timeline_svc.peers import Graph, Tweets
+from timeline_svc.service import ALLOWED as TIMELINE_ALLOWED
+from timeline_svc.service import TimelineService
+from tweet_svc.accounts import Accounts
+from tweet_svc.relay import Relay
+from tweet_svc.service import ALLOWED as TWEET_ALLOWED
+from tweet_svc.service import TweetService
+from tweet_svc.sqlite import SqliteTweetStore
+
+SECRET = "a secret for tests that is long enough"
+CALL_SECONDS = 10.0
+STEPS_MAX = 10_000
+
+
+class ManualClock:
+    """Time that stands until a test moves it."""
+
+    def __init__(self) -> None:
+        self._ms = 1_790_000_000_000
+
+    def now_ms(self) -> int:
+        return self._ms
+
+    def monotonic(self) -> float:
+        return self._ms / 1_000
+
+    def advance(self, ms: int) -> None:
+        self._ms += ms
+
+
+class FaultyValkey(Valkey):
+    """A client that can be cut off from its server."""
+
+    down = False
+
+    async def call(self, *command: str | bytes | int | float) -> Any:
+        self._check()
+        return await super().call(*command)
+
+    async def pipeline(self, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
+        self._check()
+        return await super().pipeline(commands, atomic=atomic)
+
+    def _check(self) -> None:
+        if self.down:
+            raise UnavailableError("cut off", reason="VALKEY_UNAVAILABLE")
+
+
+@dataclass
+class Faults:
+    """`pushes_left`: pushes before one is cancelled. `deferred`: finishes and covers that came late."""
+
+    pushes_left: int | None = None
+    defer: bool = False
+    deferred: list[Callable[[], Awaitable[bool]]] = field(default_factory=list)
+
+
+class FaultyTimelines(ValkeyTimelines):
+    """Lists whose pushes stop in the middle, and whose finishes and covers come later than anything else."""
+
+    faults: Faults
+
+    async def push(self, keys: Sequence[ListKey], ids: Sequence[int]) -> int:
+        if self.faults.pushes_left is not None:
+            if self.faults.pushes_left == 0:
+                self.faults.pushes_left = None
+                raise asyncio.CancelledError
+            self.faults.pushes_left -= 1
+        return await super().push(keys, ids)
+
+    async def finish(self, key: ListKey, token: str, version: int, ids: Sequence[int], down_to: int) -> bool:
+        return await self._now_or_later(lambda: super(FaultyTimelines, self).finish(key, token, version, ids, down_to))
+
+    async def cover(
+        self, key: ListKey, token: str, from_version: int, to_version: int, ids: Sequence[int], down_to: int
+    ) -> bool:
+        return await self._now_or_later(
+            lambda: super(FaultyTimelines, self).cover(key, token, from_version, to_version, ids, down_to)
+        )
+
+    async def _now_or_later(self, change: Callable[[], Awaitable[bool]]) -> bool:
+        if self.faults.defer:
+            self.faults.deferred.append(change)
+            return False
+        return await change()
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Everything that has an edge, small."""
+
+    cap: int = 5
+    slack: int = 2
+    bucket_size: int = 3
+    stream_chunk: int = 2
+
+
+class Mesh:
+    """All four services; see the module. Make it with `running_mesh`."""
+
+    def __init__(
+        self, valkey_url: str, folder: Path, key_prefix: str, sizes: Sizes, libraries: Sequence[str] = ()
+    ) -> None:
+        self.clock = ManualClock()
+        self.faults = Faults()
+        self.sizes = sizes
+        self.names = (f"worker-{n}" for n in itertools.count())
+        libraries = libraries or (valkey_timelines.LIBRARY, valkey_streams.LIBRARY, caches.LIBRARY)
+        self.valkey = FaultyValkey(valkey_url, key_prefix=key_prefix, libraries=libraries)
+        self.timelines = FaultyTimelines(self.valkey, self.clock, cap=sizes.cap, slack=sizes.slack)
+        self.timelines.faults = self.faults
+        self.tweet_store = SqliteTweetStore(folder / "tweets.db", synchronous="OFF")
+        self.graph_store = SqliteGraphStore(folder / "graph.db", bucket_size=sizes.bucket_size, synchronous="OFF")
+        self.tweet_ids = Snowflakes(self.tweet_store, self.clock, "tweets")
+        self.user_ids = Snowflakes(self.graph_store, self.clock, "users")
+        self.page_tokens = PageTokens([SECRET])
+        self.producer = valkey_streams.StreamsProducer(self.valkey, [topics.TWEET_FANOUT])
+        self.relay = Relay(self.tweet_store, self.producer, self.clock)
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        stack.push_async_callback(self.valkey.close)
+        await self.tweet_store.open()
+        stack.push_async_callback(self.tweet_store.close)
+        await self.graph_store.open()
+        stack.push_async_callback(self.graph_store.close)
+        await self.valkey.load()
+        await self.renew_leases()
+        self._stack = stack
+        await self._start_graph()
+        await self._start_tweets()
+        await self._start_timelines()
+        await self._start_fanout()
+
+    async def _serve(self, allowed: Allowed, register: Callable[[grpc.aio.Server], None]) -> grpc.aio.Channel:
+        server = grpc.aio.server(interceptors=[Gate(principals.Verifier(SECRET), allowed)])
+        register(server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        self._stack.push_async_callback(server.stop, None)
+        channel = channels.connect(f"127.0.0.1:{port}")
+        self._stack.push_async_callback(channel.close)
+        return channel
+
+    def _credentials(self, name: str) -> principals.Credentials:
+        return principals.Credentials(SECRET, principals.service(name))
+
+    async def _start_graph(self) -> None:
+        service = GraphService(
+            store=self.graph_store,
+            versions=ViewerVersions(self.valkey),
+            snowflakes=self.user_ids,
+            page_tokens=self.page_tokens,
+            clock=self.clock,
+            stream_chunk=self.sizes.stream_chunk,
+        )
+        self.graph_channel = await self._serve(
+            GRAPH_ALLOWED, lambda server: graph_pb2_grpc.add_GraphServiceServicer_to_server(service, server)
+        )
+        self.graph = graph_pb2_grpc.GraphServiceStub(self.graph_channel)
+
+    async def _start_tweets(self) -> None:
+        self.tweet_service = TweetService(
+            store=self.tweet_store,
+            timelines=self.timelines,
+            bodies=Bodies(self.valkey),
+            snowflakes=self.tweet_ids,
+            page_tokens=self.page_tokens,
+            account_exists=Accounts(self.graph_channel, self._credentials("tweet_svc")).exists,
+            on_write=self.relay.nudge,
+            clock=self.clock,
+            outbox_max=1_000,
+        )
+        self.tweet_channel = await self._serve(
+            TWEET_ALLOWED,
+            lambda server: tweet_pb2_grpc.add_TweetServiceServicer_to_server(self.tweet_service, server),
+        )
+        self.tweets = tweet_pb2_grpc.TweetServiceStub(self.tweet_channel)
+
+    async def _start_timelines(self) -> None:
+        credentials = self._credentials("timeline_svc")
+        self.timeline_service = TimelineService(
+            valkey=self.valkey,
+            timelines=self.timelines,
+            versions=ViewerVersions(self.valkey),
+            bodies=Bodies(self.valkey),
+            graph=Graph(self.graph_channel, credentials),
+            tweets=Tweets(self.tweet_channel, credentials),
+            page_tokens=self.page_tokens,
+            clock=self.clock,
+        )
+        channel = await self._serve(
+            TIMELINE_ALLOWED,
+            lambda server: timeline_pb2_grpc.add_TimelineServiceServicer_to_server(self.timeline_service, server),
+        )
+        self.timeline = timeline_pb2_grpc.TimelineServiceStub(channel)
+
+    async def _start_fanout(self) -> None:
+        self.new_worker()
+        service = FanoutService(self.consumer, self.worker.figures)
+        channel = await self._serve(
+            FANOUT_ALLOWED, lambda server: fanout_pb2_grpc.add_FanoutServiceServicer_to_server(service, server)
+        )
+        self.fanout = fanout_pb2_grpc.FanoutServiceStub(channel)
+
+    def new_worker(self) -> None:
+        """The worker's process is gone, with all that it had in hand; another one starts."""
+        self.consumer = valkey_streams.StreamsConsumer(
+            self.valkey,
+            topics=[topics.TWEET_FANOUT],
+            group=topics.FANOUT_WORKERS,
+            name=next(self.names),
+            dead_letters=topics.FANOUT_DEAD_LETTERS,
+            claim_idle_ms=0,
+            clock=self.clock,
+        )
+        self.worker = Worker(
+            consumer=self.consumer,
+            timelines=self.timelines,
+            bodies=Bodies(self.valkey),
+            followers=Followers(self.graph_channel, self._credentials("fanout_svc")).of,
+            clock=self.clock,
+        )
+
+    async def renew_leases(self) -> None:
+        await self.tweet_ids.renew()
+        await self.user_ids.renew()
+
+    # What people do.
+
+    def as_(self, principal: Principal | int) -> dict[str, Any]:
+        """Keyword arguments of a call by a user (by id) or another principal."""
+        who = principals.user(principal) if isinstance(principal, int) else principal
+        return {"metadata": principals.Credentials(SECRET, who).metadata(), "timeout": CALL_SECONDS}
+
+    async def create_user(self, handle: str) -> int:
+        request = graph_pb2.CreateUserRequest(handle=handle)
+        reply = await self.graph.CreateUser(request, **self.as_(principals.OPERATOR))
+        return reply.user.user_id
+
+    async def post(self, author_id: int, text: str = "hello", **fields: Any) -> tweet_pb2.Tweet:
+        request = tweet_pb2.CreateTweetRequest(text=text, **fields)
+        return (await self.tweets.CreateTweet(request, **self.as_(author_id))).tweet
+
+    async def delete(self, author_id: int, tweet_id: int) -> None:
+        await self.tweets.DeleteTweet(tweet_pb2.DeleteTweetRequest(tweet_id=tweet_id), **self.as_(author_id))
+
+    async def follow(self, follower_id: int, followee_id: int) -> None:
+        await self.graph.Follow(graph_pb2.FollowRequest(followee_id=followee_id), **self.as_(follower_id))
+
+    async def unfollow(self, follower_id: int, followee_id: int) -> None:
+        await self.graph.Unfollow(graph_pb2.UnfollowRequest(followee_id=followee_id), **self.as_(follower_id))
+
+    async def home(
+        self, viewer_id: int, size: int = 20, token: str = "", written: int = 0
+    ) -> timeline_pb2.ListHomeTimelineResponse:
+        request = timeline_pb2.ListHomeTimelineRequest(
+            page_size=size, page_token=token, read_your_write_token=str(written) if written else ""
+        )
+        return await self.timeline.ListHomeTimeline(request, **self.as_(viewer_id))
+
+    async def walk(self, viewer_id: int, size: int = 20) -> list[int]:
+        """All ids, from the first page to the last; only the last page has no token."""
+        pages = await self.pages(viewer_id, size)
+        return [tweet_id for page in pages for tweet_id in page]
+
+    async def pages(self, viewer_id: int, size: int) -> list[list[int]]:
+        pages: list[list[int]] = []
+        token = ""
+        for _ in range(STEPS_MAX):
+            page = await self.home(viewer_id, size, token)
+            pages.append([item.tweet.tweet_id for item in page.items])
+            token = page.next_page_token
+            if not token:
+                return pages
+        raise AssertionError("the walk doesn't end")
+
+    async def profile(self, reader_id: int, user_id: int, size: int = 20) -> list[int]:
+        ids: list[int] = []
+        token = ""
+        for _ in range(STEPS_MAX):
+            request = tweet_pb2.ListUserTweetsRequest(user_id=user_id, page_size=size, page_token=token)
+            page = await self.tweets.ListUserTweets(request, **self.as_(reader_id))
+            ids += [tweet.tweet_id for tweet in page.tweets]
+            token = page.next_page_token
+            if not token:
+                return ids
+        raise AssertionError("the walk doesn't end")
+
+    # What runs in the background.
+
+    async def relay_all(self) -> None:
+        for _ in range(STEPS_MAX):
+            if not await self.relay.step():
+                return
+        raise AssertionError("the outbox doesn't empty")
+
+    async def take(self, count: int) -> list[Record]:
+        return await self.consumer.poll(count, 0)
+
+    async def deliver_all(self) -> None:
+        """Relay and worker, until the log is empty."""
+        await self.relay_all()
+        for _ in range(STEPS_MAX):
+            records = await self.take(100)
+            if not records:
+                return
+            for record in records:
+                await self.worker.process(record)
+        raise AssertionError("the log doesn't empty")
+
+    async def warm_all(self) -> None:
+        for warmer in (self.timeline_service.warmer, self.tweet_service.warmer):
+            for _ in range(STEPS_MAX):
+                if not await warmer.step():
+                    break
+
+    async def settle(self) -> None:
+        """Until nothing is in flight."""
+        await self.deliver_all()
+        await self.warm_all()
+
+    async def raw_list(self, key: ListKey) -> list[int] | None:
+        """The entries of a list as they are, None without it."""
+        view = await self.timelines.read(key, 10_000)
+        return list(view.ids) if view else None
+
+
+@asynccontextmanager
+async def running_mesh(
+    valkey_url: str, folder: Path, key_prefix: str, sizes: Sizes | None = None, libraries: Sequence[str] = ()
+) -> AsyncIterator[Mesh]:
+    """The mesh, from start to stop."""
+    async with AsyncExitStack() as stack:
+        mesh = Mesh(valkey_url, folder, key_prefix, sizes or Sizes(), libraries)
+        await mesh._start(stack)
+        yield mesh

@@ -1,0 +1,30 @@
+"""The model test's own Valkey: its rules drop all data."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import timeline_svc.core
+import timeline_svc.service
+import timeline_svc.sources
+from tests.conftest import running_valkey
+from tests.model.machine import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with running_valkey(tmp_path) as url, asyncio.Runner() as runner:
+        yield World(runner, url)
+
+
+@pytest.fixture
+def small_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every bound of timeline_svc is met by a handful of tweets."""
+    monkeypatch.setattr(timeline_svc.core, "COVER_MAX", 2)
+    monkeypatch.setattr(timeline_svc.core, "EXAMINED_MAX", 9)
+    monkeypatch.setattr(timeline_svc.core, "BATCH_MAX", 3)
+    monkeypatch.setattr(timeline_svc.service, "_READ_AHEAD", 1)
+    monkeypatch.setattr(timeline_svc.sources, "_STORE_FIRST", 2)
+    monkeypatch.setattr(timeline_svc.sources, "_STORE_MOST", 4)

@@ -1,0 +1,347 @@
+"""The judge: any operations, in any order, with any faults, against the model.
+
+At every step a page is a descending subset of the model without repeats, in the middle of everything. When nothing
+is in flight, every walk equals the model, and only its last page has no token.
+"""
+
+import asyncio
+import itertools
+import shutil
+import tempfile
+from collections.abc import Awaitable, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from mesh.eventlog.port import Record
+from mesh.timelines import port as lists
+from starling.timeline.v1 import timeline_pb2
+from tests.harness import Mesh, Sizes, running_mesh
+from tests.model.reference import Model, ModelTweet
+
+T = TypeVar("T")
+
+STEP_SECONDS = 20.0
+USERS_MAX = 6
+_serial = itertools.count()
+
+
+@dataclass
+class World:
+    """What all examples of one test share: its own loop, and its own Valkey, which may be emptied."""
+
+    runner: asyncio.Runner
+    valkey_url: str
+    libraries: Sequence[str] = ()
+    rules_run: int = 0
+
+
+@dataclass
+class OpenWalk:
+    """A walk that somebody has begun: pages come in the middle of everything."""
+
+    viewer: int
+    token: str = ""
+    below: int = 1 << 64
+
+
+picks = st.integers(0, 1_000)
+page_sizes = st.integers(1, 7)
+
+
+class HomeTimelineMachine(RuleBasedStateMachine):
+    """Rules are what people do, what runs in the background, and what breaks."""
+
+    world: World
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+        self.walks: list[OpenWalk] = []
+        self.held: list[Record] = []
+        self.uncertain: list[tuple[int, int, bool]] = []
+        self.folder = Path(tempfile.mkdtemp(prefix="starling-model-"))
+        self.stack = AsyncExitStack()
+        self.mesh: Mesh = self.run(self._start())
+
+    def run(self, work: Awaitable[T]) -> T:
+        async def bounded() -> T:
+            return await asyncio.wait_for(work, STEP_SECONDS)
+
+        self.world.rules_run += 1
+        return self.world.runner.run(bounded())
+
+    async def _start(self) -> Mesh:
+        prefix = f"m{next(_serial)}:"
+        mesh = running_mesh(self.world.valkey_url, self.folder, prefix, Sizes(), self.world.libraries)
+        return await self.stack.enter_async_context(mesh)
+
+    def teardown(self) -> None:
+        try:
+            self.everything_settles_and_every_walk_is_exact(3)
+        finally:
+            self.run(self.stack.aclose())
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def user(self, pick: int) -> int:
+        return self.model.users[pick % len(self.model.users)]
+
+    # People.
+
+    @initialize(count=st.integers(2, 4))
+    def some_people_sign_up(self, count: int) -> None:
+        for _ in range(count):
+            self.someone_signs_up()
+
+    @precondition(lambda self: len(self.model.users) < USERS_MAX)
+    @rule()
+    def someone_signs_up(self) -> None:
+        self.model.users.append(self.run(self.mesh.create_user(f"u{len(self.model.users)}")))
+
+    @rule(who=picks, whom=picks)
+    def someone_follows(self, who: int, whom: int) -> None:
+        self._follow_or_unfollow(self.user(who), self.user(whom), follows=True)
+
+    @rule(who=picks, whom=picks)
+    def someone_unfollows(self, who: int, whom: int) -> None:
+        self._follow_or_unfollow(self.user(who), self.user(whom), follows=False)
+
+    def _follow_or_unfollow(self, who: int, whom: int, *, follows: bool) -> None:
+        act = self.mesh.follow if follows else self.mesh.unfollow
+        if who == whom:
+            with suppress(grpc.aio.AioRpcError):
+                self.run(act(who, whom))
+                raise AssertionError("nobody follows themselves")
+            return
+        try:
+            self.run(act(who, whom))
+            assert not self.mesh.valkey.down, "a change that readers can't be told of isn't acknowledged"
+        except grpc.aio.AioRpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            assert self.mesh.valkey.down
+            self.uncertain.append((who, whom, follows))
+        if follows:
+            self.model.follows.add((who, whom))
+        else:
+            self.model.follows.discard((who, whom))
+        self._check_first_page(who, must_have=self.model.profile(whom) if follows else [])
+
+    @rule(who=picks, lines=st.integers(1, 4))
+    def someone_posts(self, who: int, lines: int) -> None:
+        """A few at a time, so that lists pass their cap."""
+        for _ in range(lines):
+            self._post(self.user(who))
+
+    @precondition(lambda self: self.model.tweets)
+    @rule(who=picks, what=picks)
+    def someone_replies(self, who: int, what: int) -> None:
+        tweet_id = sorted(self.model.tweets)[what % len(self.model.tweets)]
+        if not self.model.tweets[tweet_id].deleted:
+            self._post(self.user(who), tweet_id)
+
+    def _post(self, author: int, answered: int = 0) -> None:
+        text = f"tweet {len(self.model.tweets)}"
+        tweet = self.run(self.mesh.post(author, text, in_reply_to_tweet_id=answered))
+        answers = self.model.tweets[answered].author if answered else 0
+        assert not self.model.tweets or tweet.tweet_id > max(self.model.tweets)
+        self.model.tweets[tweet.tweet_id] = ModelTweet(author, text, answers)
+        self._check_first_page(author, must_have=[tweet.tweet_id], written=tweet.tweet_id)
+
+    @precondition(lambda self: self.model.tweets)
+    @rule(what=picks)
+    def someone_deletes(self, what: int) -> None:
+        tweet_id = sorted(self.model.tweets)[what % len(self.model.tweets)]
+        self.run(self.mesh.delete(self.model.tweets[tweet_id].author, tweet_id))
+        self.model.tweets[tweet_id].deleted = True
+
+    # Readers, in the middle of everything.
+
+    @rule(who=picks)
+    def someone_opens_their_home(self, who: int) -> None:
+        self.walks = [*self.walks[-3:], OpenWalk(self.user(who))]
+
+    @precondition(lambda self: self.walks)
+    @rule(which=picks, size=page_sizes)
+    def someone_reads_a_page(self, which: int, size: int) -> None:
+        walk = self.walks[which % len(self.walks)]
+        page = self.run(self.mesh.home(walk.viewer, size, walk.token))
+        self._check_page(walk.viewer, page, size, walk.below)
+        walk.token = page.next_page_token
+        walk.below = page.items[-1].tweet.tweet_id if page.items else walk.below
+        if not walk.token:
+            self.walks.remove(walk)
+
+    @rule(who=picks, size=page_sizes)
+    def someone_reads_the_first_page(self, who: int, size: int) -> None:
+        viewer = self.user(who)
+        self._check_page(viewer, self.run(self.mesh.home(viewer, size)), size)
+
+    @rule(who=picks, whom=picks)
+    def someone_looks_at_a_profile(self, who: int, whom: int) -> None:
+        author = self.user(whom)
+        ids = self.run(self.mesh.profile(self.user(who), author, 4))
+        assert ids == sorted(set(ids), reverse=True)
+        assert set(ids) <= set(self.model.profile(author))
+
+    def _check_page(
+        self, viewer: int, page: timeline_pb2.ListHomeTimelineResponse, size: int, below: int = 1 << 64
+    ) -> None:
+        ids = [item.tweet.tweet_id for item in page.items]
+        assert len(ids) <= size
+        assert ids == sorted(set(ids), reverse=True), "descending, no repeats"
+        assert all(tweet_id < below for tweet_id in ids), "below the page before"
+        assert set(ids) <= set(self.model.home(viewer)), "nothing but what the viewer may see"
+        for item in page.items:
+            tweet = self.model.tweets[item.tweet.tweet_id]
+            assert (item.tweet.author_id, item.tweet.text) == (tweet.author, tweet.text)
+            assert item.author.user_id == tweet.author
+            assert item.author.handle == f"u{self.model.users.index(tweet.author)}"
+
+    def _check_first_page(self, viewer: int, must_have: Sequence[int], written: int = 0) -> None:
+        """What counts from the very next read on is there, unless its place is on a later page."""
+        page = self.run(self.mesh.home(viewer, 3, written=written))
+        self._check_page(viewer, page, 3)
+        ids = [item.tweet.tweet_id for item in page.items]
+        end = ids[-1] if page.next_page_token and ids else 0
+        if page.next_page_token and not ids:
+            return
+        expected = {tweet_id for tweet_id in must_have if tweet_id > end} & set(self.model.home(viewer))
+        assert expected <= set(ids)
+
+    # Background work, step by step.
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule()
+    def the_relay_publishes(self) -> None:
+        self.run(self.mesh.relay.step())
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule(count=st.integers(1, 5))
+    def the_worker_works(self, count: int) -> None:
+        for record in self.run(self.mesh.take(count)):
+            self.run(self.mesh.worker.process(record))
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule(count=st.integers(1, 5))
+    def the_worker_takes_events_and_keeps_them(self, count: int) -> None:
+        self.held += self.run(self.mesh.take(count))
+
+    @precondition(lambda self: self.held and not self.mesh.valkey.down)
+    @rule(data=st.data())
+    def late_events_are_worked_on_out_of_order(self, data: st.DataObject) -> None:
+        order = data.draw(st.permutations(self.held))
+        self.held = []
+        for record in order[: data.draw(st.integers(1, len(order)))]:
+            self.run(self.mesh.worker.process(record))
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule(pushes=st.integers(0, 3))
+    def the_worker_is_cancelled_between_batches(self, pushes: int) -> None:
+        self.mesh.faults.pushes_left = pushes
+        for record in self.run(self.mesh.take(3)):
+            self.run(self._process_or_die(record))
+        self.mesh.faults.pushes_left = None
+
+    async def _process_or_die(self, record: Record) -> None:
+        with suppress(asyncio.CancelledError):
+            await self.mesh.worker.process(record)
+
+    @rule()
+    def the_worker_dies_and_another_starts(self) -> None:
+        self.mesh.new_worker()
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule()
+    def the_log_is_replayed_from_the_start(self) -> None:
+        self.run(self.mesh.consumer.replay(0))
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule(defer=st.booleans())
+    def lists_are_made_and_mended(self, defer: bool) -> None:
+        """`defer`: everything is read, and what is to be written comes late, or never."""
+        self.mesh.faults.defer = defer
+        self.run(self.mesh.warm_all())
+        self.mesh.faults.defer = False
+
+    @precondition(lambda self: self.mesh.faults.deferred and not self.mesh.valkey.down)
+    @rule(which=picks)
+    def a_late_rebuild_or_cover_comes_in(self, which: int) -> None:
+        deferred = self.mesh.faults.deferred
+        self.run(deferred.pop(which % len(deferred))())
+
+    # What breaks.
+
+    @rule(ms=st.sampled_from([1, 5, 1_000, 31_000]))
+    def time_passes(self, ms: int) -> None:
+        self.mesh.clock.advance(ms)
+        self.run(self.mesh.renew_leases())
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule(who=picks)
+    def a_home_list_vanishes(self, who: int) -> None:
+        self.run(self.mesh.timelines.drop(lists.home(self.user(who))))
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule(who=picks)
+    def an_author_list_vanishes(self, who: int) -> None:
+        self.run(self.mesh.timelines.drop(lists.author(self.user(who))))
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule(what=st.sampled_from(["timeline", "user_tweets", "tweet", "viewer_version"]), pick=picks)
+    def something_is_evicted(self, what: str, pick: int) -> None:
+        async def evict() -> None:
+            pattern = f"{self.mesh.valkey.key_prefix}{what}:*"
+            keys = sorted(await self.mesh.valkey.call("KEYS", pattern))
+            if keys:
+                await self.mesh.valkey.call("DEL", keys[pick % len(keys)])
+
+        self.run(evict())
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule()
+    def all_of_valkeys_data_is_dropped(self) -> None:
+        self.run(self.mesh.valkey.call("FLUSHALL"))
+        self.run(self.mesh.valkey.call("FUNCTION", "FLUSH"))
+
+    @rule()
+    def valkey_is_out_of_reach(self) -> None:
+        self.mesh.valkey.down = True
+
+    @precondition(lambda self: self.mesh.valkey.down)
+    @rule()
+    def valkey_is_back(self) -> None:
+        self.mesh.valkey.down = False
+        for who, whom, follows in self.uncertain:  # Their clients try again, as they were told to.
+            act = self.mesh.follow if follows else self.mesh.unfollow
+            self.run(act(who, whom))
+        self.uncertain = []
+
+    # The judgement.
+
+    @rule(size=page_sizes)
+    def everything_settles_and_every_walk_is_exact(self, size: int) -> None:
+        if self.mesh.valkey.down:
+            self.valkey_is_back()
+        self.held = []
+        self.run(self.mesh.deliver_all())
+        self._every_walk_is_exact(size)
+        self.run(self.mesh.warm_all())
+        self._every_walk_is_exact(size)
+
+    @rule(size=page_sizes)
+    def walks_from_the_stores_are_exact_at_any_time(self, size: int) -> None:
+        """With the lists out of reach nothing is ever in flight."""
+        before, self.mesh.valkey.down = self.mesh.valkey.down, True
+        for viewer in self.model.users:
+            assert self.run(self.mesh.walk(viewer, size)) == self.model.home(viewer)
+        self.mesh.valkey.down = before
+
+    def _every_walk_is_exact(self, size: int) -> None:
+        for user in self.model.users:
+            assert self.run(self.mesh.walk(user, size)) == self.model.home(user)
+            assert self.run(self.mesh.profile(user, user, size)) == self.model.profile(user)

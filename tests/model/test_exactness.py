@@ -1,0 +1,47 @@
+"""The promise, judged: see `machine.py`.
+
+`make test` spends STARLING_MODEL_SECONDS (three minutes over all shards unless told otherwise) on it, `make test-long`
+as long as it is told. Each run draws new seeds; a failure prints its seed and the shortest sequence of rules.
+"""
+
+import os
+import random
+import time
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.model.machine import HomeTimelineMachine, World
+
+SHARDS = 2
+SECONDS = float(os.environ.get("STARLING_MODEL_SECONDS", "180")) / SHARDS
+SETTINGS = settings(
+    max_examples=10,
+    stateful_step_count=60,
+    deadline=None,
+    database=None,
+    print_blob=False,
+    phases=(Phase.generate, Phase.shrink),
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.usefixtures("small_constants")
+def test_a_home_timeline_is_exact_whatever_happens(shard: int, world: World) -> None:
+    first = int(os.environ.get("STARLING_MODEL_SEED", "0"))
+    begun = time.monotonic()
+    rounds = 0
+    while time.monotonic() - begun < SECONDS and not (first and rounds):
+        number = first or random.randrange(1, 1 << 32)
+        machine = type("Machine", (HomeTimelineMachine,), {"world": world})
+        try:
+            run_state_machine_as_test(seed(number)(machine), settings=SETTINGS)
+        except BaseException:
+            print(f"\nAgain with: STARLING_MODEL_SEED={number} pytest tests/model/test_exactness.py")
+            raise
+        rounds += 1
+    rate = world.rules_run / (time.monotonic() - begun)
+    print(f"shard {shard}: {rounds * SETTINGS.max_examples} sequences, {world.rules_run} steps, {rate:.0f} a second")
