@@ -36,9 +36,7 @@ def _from_wheel() -> str | None:
 
 def _major_version(path: str) -> int:
     try:
-        text = subprocess.run(
-            [path, "--version"], check=False, capture_output=True, text=True, timeout=10
-        ).stdout
+        text = subprocess.run([path, "--version"], check=False, capture_output=True, text=True, timeout=10).stdout
     except (OSError, subprocess.SubprocessError):
         return 0
     found = re.search(r"v=(\d+)\.", text)

@@ -188,12 +188,12 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
     async def _author_ids(self, author_id: int, below_id: int, count: int) -> Sequence[int]:
         """The author's next ids: from the list while it is exact, from the store below its floor or without it."""
         try:
-            view = await self._timelines.read(lists.author(author_id), self._timelines.cap)
+            view = await self._timelines.read(lists.author(author_id), 2 * self._timelines.cap)
         except UnavailableError:
-            return (await self._store.author_tweet_ids([author_id], [below_id], count))[0]
+            view = None
         if view is None or view.record.state is not ListState.READY:
             self.warmer.enqueue(author_id)
-        else:
+        elif view.complete:
             cached = [tweet_id for tweet_id in view.ids if tweet_id < below_id][:count]
             if cached or view.record.floor == 0:
                 return cached

@@ -827,7 +827,7 @@ steps = st.one_of(publishing, polling, acknowledging, others)
 
 @pytest.mark.parametrize(("partitions", "records_max"), [(1, 5), (3, 1_000)], ids=["trimmed", "partitioned"])
 @settings(
-    max_examples=100,
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

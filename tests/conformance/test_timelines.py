@@ -166,11 +166,12 @@ async def test_a_push_changes_neither_version_nor_token_nor_state(timelines: Tim
     assert (await view_of(timelines)).record == before
 
 
-async def test_below_the_floor_nothing_is_inserted_and_at_it_is(timelines: Timelines) -> None:
-    await make_ready(timelines, [20, 30], down_to=10)
+@pytest.mark.parametrize("ids", [[], [20, 30]])
+async def test_below_the_floor_nothing_is_inserted_and_at_it_is(timelines: Timelines, ids: list[int]) -> None:
+    await make_ready(timelines, ids, down_to=10)
     await timelines.push([VIEWER], [9, 10])
     view = await view_of(timelines)
-    assert (list(view.ids), view.record.floor) == ([30, 20, 10], 10)
+    assert (list(view.ids), view.record.floor) == ([*ids[::-1], 10], 10)
 
 
 @pytest.mark.parametrize("building", [True, False])

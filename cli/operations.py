@@ -1,0 +1,185 @@
+"""Commands for who runs the mesh."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import click
+import grpc
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from cli.app import Session, mesh_command, to_json
+from cli.failures import line_of
+from cli.importing import BATCH_DEFAULT, BATCH_MAX, EdgeFile, ImportReport, import_graph
+from launcher import probes
+from starling.fanout.v1 import fanout_pb2
+
+_SERVING = "SERVING"
+
+
+@click.command("import-graph")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--undirected", is_flag=True, help="Each line is two follows, one in each direction.")
+@click.option(
+    "--batch",
+    type=click.IntRange(1, BATCH_MAX),
+    default=BATCH_DEFAULT,
+    show_default=True,
+    help="Follows to a transaction.",
+)
+@mesh_command
+async def import_graph_command(session: Session, file: Path, undirected: bool, batch: int) -> None:
+    """Import who follows whom from an edge list.
+
+    FILE has two numbers a line, "u v": u follows v; # and % begin comments. Number n becomes the handle u<n>. May be
+    stopped and run again: it ends with the same graph.
+    """
+    report = ImportReport()
+    with _progress() as progress:
+        users, follows = progress.add_task("accounts", total=None), progress.add_task("follows", total=None)
+
+        def on_progress(now: ImportReport) -> None:
+            nonlocal report
+            report = now
+            progress.update(users, total=now.users_total, completed=now.users_done)
+            progress.update(follows, total=now.edges_total, completed=now.edges_done)
+
+        try:
+            await import_graph(
+                session.client, EdgeFile(file, undirected=undirected), on_progress=on_progress, batch=batch
+            )
+        except (asyncio.CancelledError, grpc.aio.AioRpcError):
+            progress.stop()
+            click.echo(
+                f"stopped after {report.users_done:,} accounts, {report.edges_done:,} follows; run it again to go on",
+                err=True,
+            )
+            raise
+    session.answer(_import_json(report), *_import_lines(report))
+
+
+class _RateColumn(ProgressColumn):
+    """Steps per second."""
+
+    def render(self, task: Task) -> Text:
+        """See rich."""
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:,.0f}/s" if speed else "", style="progress.data.speed")
+
+
+def _progress() -> Progress:
+    """Bars on a terminal, nothing elsewhere. On stderr: stdout is for the answer."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description:<9}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _RateColumn(),
+        TimeRemainingColumn(),
+    )
+    return Progress(*columns, console=console, disable=not console.is_terminal)
+
+
+def _import_lines(report: ImportReport) -> list[str]:
+    users_rate = report.users_done / max(report.users_seconds, 1e-9)
+    follows_rate = report.edges_done / max(report.follows_seconds, 1e-9)
+    return [
+        f"{report.users_done:,} accounts: {report.users_created:,} new, {report.users_existing:,} existing "
+        f"({report.users_seconds:.1f} s, {users_rate:,.0f}/s)",
+        f"{report.edges_done:,} follows: {report.follows_created:,} new, {report.follows_existing:,} existing, "
+        f"{report.follows_refused:,} refused ({report.follows_seconds:.1f} s, {follows_rate:,.0f}/s)",
+    ]
+
+
+def _import_json(report: ImportReport) -> dict[str, Any]:
+    return {
+        "users": {
+            "created": report.users_created,
+            "existing": report.users_existing,
+            "seconds": round(report.users_seconds, 3),
+        },
+        "follows": {
+            "created": report.follows_created,
+            "existing": report.follows_existing,
+            "refused": report.follows_refused,
+            "seconds": round(report.follows_seconds, 3),
+        },
+    }
+
+
+@click.command()
+@click.argument("user", metavar="USER")
+@mesh_command
+async def rebuild(session: Session, user: str) -> None:
+    """Make USER's home list anew from the stores.
+
+    It changes what a page costs, never what it holds.
+    """
+    viewer = await session.user(user)
+    entries = await session.client.rebuild(viewer.user_id)
+    session.answer({"entries": entries}, f"Rebuilt the list of @{viewer.handle}, entries: {entries:,}")
+
+
+@click.command()
+@mesh_command
+async def status(session: Session) -> None:
+    """Show every service's health, and fan-out's lag.
+
+    The exit status is 1 unless all of them serve.
+    """
+    health = await session.client.health()
+    targets = session.client.targets.named()
+    if mesh := session.where.mesh():
+        address = mesh.valkey_url.removeprefix("redis://").partition("/")[0]
+        host, _, port = address.partition(":")
+        targets["valkey"] = address
+        health["valkey"] = _SERVING if await probes.valkey(host, int(port))() else "UNREACHABLE"
+    fault, workers = "", list[fanout_pb2.GetFanoutStatusResponse]()
+    if session.client.targets.fanout:
+        try:
+            workers = await session.client.fanout_status()
+        except grpc.aio.AioRpcError as error:
+            fault = line_of(error)
+    content = {
+        "services": [{"name": name, "target": targets[name], "status": health[name]} for name in targets],
+        "fanout": [to_json(worker) for worker in workers],
+    }
+    session.answer(content, *_health_lines(targets, health), *_fanout_lines(workers))
+    if fault:
+        click.echo(f"fan-out: {fault}", err=True)
+    if fault or set(health.values()) != {_SERVING}:
+        raise click.exceptions.Exit(1)
+
+
+def _health_lines(targets: dict[str, str], health: dict[str, str]) -> list[str]:
+    width = max(map(len, targets.values()))
+    return [
+        f"{name:<13}  {target:<{width}}  {click.style(health[name], fg='green' if health[name] == _SERVING else 'red')}"
+        for name, target in targets.items()
+    ]
+
+
+def _fanout_lines(workers: list[fanout_pb2.GetFanoutStatusResponse]) -> list[str]:
+    if not workers:
+        return []
+    lines = ["", f"{'topic':<20} {'partition':>9} {'messages behind':>15} {'seconds behind':>14}"]
+    lines += [
+        f"{lag.topic:<20} {lag.partition:>9} {lag.lag_messages:>15,} {lag.lag_seconds:>14.1f}"
+        for lag in workers[0].partitions
+    ]
+    lines += [f"dead letters: {workers[0].dead_letters:,}"]
+    columns = ("events", "deliveries", "to lists", "retries", "p50 s", "p95 s", "p99 s", "max s")
+    lines += ["", f"{'worker':<40} " + " ".join(f"{column:>10}" for column in columns)]
+    for worker in (answer.worker for answer in workers):
+        counts = (worker.events, worker.deliveries, worker.deliveries_to_lists, worker.retries)
+        delay = worker.delay
+        delays = (delay.p50_seconds, delay.p95_seconds, delay.p99_seconds, delay.max_seconds)
+        figures = [*(f"{count:>10,}" for count in counts), *(f"{seconds:>10.3f}" for seconds in delays)]
+        lines.append(f"{worker.name:<40} " + " ".join(figures))
+    lines.append("(p50 to max: delay from post to a follower's list)")
+    return lines
+
+
+COMMANDS: tuple[click.Command, ...] = (import_graph_command, status, rebuild)

@@ -1,0 +1,131 @@
+"""What to start, where, and with which environment."""
+
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher import probes
+from launcher.children import Spec
+from launcher.config import PORT_BASE_OFFSET_MORE_WORKERS, PORT_BASE_OFFSET_VALKEY, LauncherConfig
+from launcher.data_folder import DataFolder, Secrets
+
+HOST = "127.0.0.1"
+VALKEY = "valkey"
+_DRAIN_SECONDS = "0.1"
+"""Nobody else serves here whom clients could turn to meanwhile."""
+
+
+class PortInUseError(Exception):
+    """A port that was asked for is taken; the text names the variable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The processes in the order to start them; to stop them is the other way round."""
+
+    valkey: Spec
+    graph: Spec
+    tweet: Spec
+    fanout: tuple[Spec, ...]
+    timeline: Spec
+
+    @property
+    def services(self) -> tuple[Spec, ...]:
+        """All but Valkey."""
+        return (self.graph, self.tweet, *self.fanout, self.timeline)
+
+    @property
+    def valkey_url(self) -> str:
+        """Where Valkey is."""
+        return f"redis://{self.valkey.address}/0"
+
+
+def make(
+    config: LauncherConfig, folder: DataFolder, secrets: Secrets, valkey: str, inherited: Mapping[str, str]
+) -> Plan:
+    """The plan; `valkey` is the path of a server binary. Raises PortInUseError."""
+    workers = ["fanout_svc", *(f"fanout_svc-{number}" for number in range(2, config.fanout_workers + 1))]
+    at = _addresses(["graph_svc", "tweet_svc", *workers, "timeline_svc", VALKEY], config.port_base)
+    common = {
+        **inherited,
+        "STARLING_VALKEY_URL": f"redis://{at[VALKEY]}/0",
+        "STARLING_AUTH_SECRET": secrets.auth_secret,
+        "STARLING_PAGE_TOKEN_KEYS": secrets.page_token_key,
+        "STARLING_TWEET_DATABASE": str(folder.tweet_database.absolute()),
+        "STARLING_GRAPH_DATABASE": str(folder.graph_database.absolute()),
+        "STARLING_GRAPH_TARGET": at["graph_svc"],
+        "STARLING_TWEET_TARGET": at["tweet_svc"],
+        "STARLING_DRAIN_SECONDS": inherited.get("STARLING_DRAIN_SECONDS", _DRAIN_SECONDS),
+        "STARLING_ADDRESS_FILE": "",
+    }
+
+    def service(name: str) -> Spec:
+        module = name.partition("-")[0]
+        environment = {**common, "STARLING_LISTEN": at[name]}
+        return Spec(name, at[name], (sys.executable, "-m", module), environment, probes.grpc_service(at[name]))
+
+    return Plan(
+        valkey=_valkey(valkey, at[VALKEY], folder.valkey.absolute(), inherited),
+        graph=service("graph_svc"),
+        tweet=service("tweet_svc"),
+        fanout=tuple(service(name) for name in workers),
+        timeline=service("timeline_svc"),
+    )
+
+
+SET_HERE = frozenset(
+    {
+        *("STARLING_LISTEN", "STARLING_VALKEY_URL", "STARLING_AUTH_SECRET", "STARLING_PAGE_TOKEN_KEYS"),
+        *("STARLING_TWEET_DATABASE", "STARLING_GRAPH_DATABASE", "STARLING_GRAPH_TARGET", "STARLING_TWEET_TARGET"),
+        "STARLING_ADDRESS_FILE",
+    }
+)
+"""Variables of the services whose value from outside isn't used."""
+
+
+def _valkey(binary: str, address: str, folder: Path, environment: Mapping[str, str]) -> Spec:
+    host, _, port = address.rpartition(":")
+    command = (
+        binary,
+        *("--bind", host, "--port", port, "--protected-mode", "yes", "--daemonize", "no"),
+        *("--dir", str(folder), "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
+        # Everything that may go has a TTL; streams and locks never go.
+        *("--maxmemory-policy", "volatile-lfu", "--loglevel", "warning"),
+    )
+    return Spec(VALKEY, address, command, environment, probes.valkey(host, int(port)))
+
+
+def _addresses(names: list[str], base: int) -> dict[str, str]:
+    """An address for each process, kept for this launcher's life: who starts again is found at the same place."""
+    ports = _fixed_ports(names, base) if base else _free_ports(len(names))
+    return {name: f"{HOST}:{port}" for name, port in zip(names, ports, strict=True)}
+
+
+def _fixed_ports(names: list[str], base: int) -> list[int]:
+    offsets = {"graph_svc": 0, "tweet_svc": 1, "fanout_svc": 2, "timeline_svc": 3, VALKEY: PORT_BASE_OFFSET_VALKEY}
+    more = [name for name in names if name not in offsets]
+    offsets |= {name: PORT_BASE_OFFSET_MORE_WORKERS + index for index, name in enumerate(more)}
+    for name in names:
+        port = base + offsets[name]
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError as error:
+                raise PortInUseError(
+                    f"port {port} for {name} can't be used ({error.strerror}): it is STARLING_PORT_BASE={base} "
+                    f"+ {offsets[name]}; choose another base, or leave the variable out for free ports"
+                ) from error
+    return [base + offsets[name] for name in names]
+
+
+def _free_ports(count: int) -> list[int]:
+    """Different ports that are free now: all are bound before any is let go."""
+    with ExitStack() as stack:
+        probes_ = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes_:
+            probe.bind((HOST, 0))
+        return [int(probe.getsockname()[1]) for probe in probes_]

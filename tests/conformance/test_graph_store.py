@@ -1,0 +1,159 @@
+"""The GraphStore contract: see `graph_svc/store.py`. Adapters come by the fixture `graph_store` (buckets of 3)."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from graph_svc import store as port
+from graph_svc.store import GraphStore, ImportCounts, User
+from mesh.errors import FailedPreconditionError, NotFoundError
+
+BUCKET_SIZE = 3
+
+
+async def sign_up(store: GraphStore, *user_ids: int) -> None:
+    for user_id in user_ids:
+        assert await store.create_user(User(user_id, f"u{user_id}", f"User {user_id}", 1_000))
+
+
+async def followers_of(store: GraphStore, author_id: int) -> list[list[int]]:
+    """By bucket."""
+    count = await store.bucket_count(author_id)
+    assert count
+    return [await store.followers(author_id, bucket, 0, 100) for bucket in range(count)]
+
+
+async def test_a_user_comes_back_by_id_and_by_handle_in_any_case(graph_store: GraphStore) -> None:
+    alice = User(2**62, "Alice_1", "Alice", 1_000)
+    assert await graph_store.create_user(alice)
+    assert await graph_store.users([5, 2**62, 2**64 - 1]) == [alice]
+    assert await graph_store.user_by_handle("aLICE_1") == alice
+    assert await graph_store.user_by_handle("bob") is None
+
+
+async def test_a_handle_is_one_users_in_any_case(graph_store: GraphStore) -> None:
+    assert await graph_store.create_user(User(1, "alice", "A", 1))
+    assert not await graph_store.create_user(User(2, "ALICE", "B", 1))
+    assert await graph_store.create_user(User(1, "alice", "A", 1))
+    assert await graph_store.users([2]) == []
+
+
+async def test_of_many_who_want_a_handle_one_gets_it(graph_store: GraphStore) -> None:
+    outcomes = await asyncio.gather(*(graph_store.create_user(User(n, "same", "", 1)) for n in range(1, 21)))
+    assert sum(outcomes) == 1
+
+
+async def test_a_follow_stands_on_both_sides_once_with_exact_counts(graph_store: GraphStore) -> None:
+    await sign_up(graph_store, 1, 2)
+    assert await graph_store.follow(1, 2)
+    assert not await graph_store.follow(1, 2)
+    assert await graph_store.list_following(1, 0, 10) == [2]
+    assert await graph_store.list_followers(2, 0, 10) == [1]
+    follower, followee = await graph_store.users([1, 2])
+    assert (follower.following_count, follower.follower_count) == (1, 0)
+    assert (followee.following_count, followee.follower_count) == (0, 1)
+
+
+async def test_an_unfollow_ends_both_sides_once(graph_store: GraphStore) -> None:
+    await sign_up(graph_store, 1, 2)
+    await graph_store.follow(1, 2)
+    assert await graph_store.unfollow(1, 2)
+    assert not await graph_store.unfollow(1, 2)
+    assert await graph_store.list_following(1, 0, 10) == []
+    assert await followers_of(graph_store, 2) == [[]]
+    assert [u.follower_count + u.following_count for u in await graph_store.users([1, 2])] == [0, 0]
+
+
+async def test_each_change_takes_a_new_version_and_a_follow_keeps_its_own(graph_store: GraphStore) -> None:
+    await sign_up(graph_store, 1, 2, 3)
+    await graph_store.follow(1, 3)
+    await graph_store.follow(1, 2)
+    await graph_store.unfollow(1, 3)
+    await graph_store.follow(1, 3)
+    await graph_store.follow(1, 2)  # Changes nothing.
+    viewer = await graph_store.viewer_context(1)
+    assert viewer
+    assert (viewer.version, list(viewer.followee_ids), list(viewer.since)) == (4, [2, 3], [2, 4])
+
+
+async def test_unknown_accounts_are_refused(graph_store: GraphStore) -> None:
+    await sign_up(graph_store, 1)
+    for pair in ((1, 2), (2, 1), (1, 2**64 - 1)):
+        for change in (graph_store.follow, graph_store.unfollow):
+            with pytest.raises(NotFoundError):
+                await change(*pair)
+    assert await graph_store.viewer_context(2) is None
+    assert await graph_store.bucket_count(2) is None
+
+
+async def test_nobody_follows_more_than_the_limit(graph_store: GraphStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert port.FOLLOWEES_MAX == 5_000
+    await sign_up(graph_store, 1, *range(10_000, 15_001))
+    edges = [(1, user_id) for user_id in range(10_000, 15_001)]
+    assert await graph_store.import_follows(edges) == ImportCounts(5_000, 0, 1)
+    with pytest.raises(FailedPreconditionError) as refused:
+        await graph_store.follow(1, 15_000)
+    assert refused.value.reason == "FOLLOW_LIMIT_REACHED"
+    assert await graph_store.unfollow(1, 10_000)
+    assert await graph_store.follow(1, 15_000)
+
+
+async def test_buckets_fill_one_after_the_other_and_nobody_moves(graph_store: GraphStore) -> None:
+    await sign_up(graph_store, *range(1, 10))
+    for follower_id in (9, 2, 8, 3, 7, 4, 6):
+        await graph_store.follow(follower_id, 1)
+    assert await followers_of(graph_store, 1) == [[2, 8, 9], [3, 4, 7], [6]]
+    await graph_store.unfollow(8, 1)
+    await graph_store.follow(5, 1)
+    await graph_store.follow(8, 1)
+    assert await followers_of(graph_store, 1) == [[2, 8, 9], [3, 4, 7], [5, 6]]
+
+
+async def test_an_import_counts_what_it_did_and_refuses_edge_by_edge(graph_store: GraphStore) -> None:
+    await sign_up(graph_store, 1, 2, 3)
+    edges = [(1, 2), (2, 1), (1, 1), (1, 99), (99, 1), (1, 2), (3, 1)]
+    assert await graph_store.import_follows(edges) == ImportCounts(created=3, existing=1, refused=3)
+    assert await graph_store.import_follows(edges) == ImportCounts(created=0, existing=4, refused=3)
+    assert await graph_store.list_followers(1, 0, 10) == [2, 3]
+
+
+async def test_lists_come_in_pages_by_id(graph_store: GraphStore) -> None:
+    await sign_up(graph_store, *range(1, 9))
+    await graph_store.import_follows([(1, n) for n in range(2, 9)] + [(n, 1) for n in range(2, 9)])
+    assert await graph_store.list_following(1, 0, 3) == [2, 3, 4]
+    assert await graph_store.list_following(1, 4, 3) == [5, 6, 7]
+    assert await graph_store.list_followers(1, 7, 3) == [8]
+    assert await graph_store.followers(1, 0, 2, 10) == [3, 4]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(changes=st.lists(st.tuples(st.booleans(), st.integers(1, 6), st.integers(1, 6)), max_size=40))
+def test_any_changes_leave_both_sides_equal_and_counts_exact(
+    changes: list[tuple[bool, int, int]], fresh_graph_store: port.GraphStore, runner: asyncio.Runner
+) -> None:
+    async def check() -> None:
+        users = list(range(1, 7))
+        for follower_id, followee_id in [(a, b) for a in users for b in users if a != b]:
+            await fresh_graph_store.unfollow(follower_id, followee_id)
+        edges: set[tuple[int, int]] = set()
+        for follows, follower_id, followee_id in changes:
+            pair = (follower_id, followee_id)
+            if follower_id == followee_id:
+                continue
+            change = fresh_graph_store.follow if follows else fresh_graph_store.unfollow
+            assert await change(*pair) == ((pair in edges) != follows)
+            edges = edges | {pair} if follows else edges - {pair}
+        out, back = Counter(a for a, _ in edges), Counter(b for _, b in edges)
+        for user in await fresh_graph_store.users(users):
+            assert (user.following_count, user.follower_count) == (out[user.user_id], back[user.user_id])
+            buckets = await followers_of(fresh_graph_store, user.user_id)
+            assert sorted(sum(buckets, [])) == sorted(a for a, b in edges if b == user.user_id)  # noqa: RUF017
+            viewer = await fresh_graph_store.viewer_context(user.user_id)
+            assert viewer
+            assert list(viewer.followee_ids) == sorted(b for a, b in edges if a == user.user_id)
+            assert all(1 <= since <= viewer.version for since in viewer.since)
+
+    runner.run(check())

@@ -1,0 +1,210 @@
+"""Does the judge judge? Each of these breaks the mesh in one place, and must be found."""
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+import tests.harness
+import timeline_svc.core
+from fanout_svc.worker import Worker
+from mesh import caches
+from mesh.caches.bodies import Bodies
+from mesh.caches.viewer_versions import ViewerVersions
+from mesh.eventlog import valkey_streams
+from mesh.eventlog.port import Record
+from mesh.page_tokens import PageTokens
+from mesh.timelines import valkey as valkey_timelines
+from tests.model.machine import HomeTimelineMachine, World
+from timeline_svc.core import Page
+from timeline_svc.service import TimelineService
+from timeline_svc.sources import HomeIds
+from tweet_svc.core import AuthorMerge
+
+SEQUENCES_MAX = 300
+Break = Callable[[pytest.MonkeyPatch], None]
+
+BREAKS: dict[str, Break] = {}
+
+
+def breaks(function: Break) -> Break:
+    BREAKS[function.__name__.replace("_", " ")] = function
+    return function
+
+
+def _lua(monkeypatch: pytest.MonkeyPatch, right: str, wrong: str) -> None:
+    assert valkey_timelines.LIBRARY.count(right) == 1, "the line that is to be broken is there, once"
+    monkeypatch.setattr(valkey_timelines, "LIBRARY", valkey_timelines.LIBRARY.replace(right, wrong))
+
+
+@breaks
+def a_late_id_is_pushed_on_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    _lua(monkeypatch, "and not (is_id(head) and less(head, args[first])) then", "and not is_id(head) then")
+
+
+@breaks
+def a_trim_leaves_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    _lua(monkeypatch, "  record.floor = redis.call('LINDEX', key, -1)\n", "")
+
+
+@breaks
+def a_finish_ignores_how_far_the_store_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    _lua(monkeypatch, "less(record.floor, down_to) and down_to or record.floor", "record.floor")
+
+
+@breaks
+def a_finish_takes_any_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    _lua(monkeypatch, "record.state ~= 'building' or record.token ~= token", "false")
+
+
+@breaks
+def a_cover_takes_any_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    _lua(monkeypatch, "or record.version ~= from_version then", "then")
+
+
+@breaks
+def a_page_token_repeats_the_last_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = PageTokens.encode
+    monkeypatch.setattr(PageTokens, "encode", lambda self, rpc, binding, at: encode(self, rpc, binding, at + 1))
+
+
+@breaks
+def nothing_is_filtered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline_svc.core, "visible", lambda tweet, viewer: True)
+
+
+@breaks
+def replies_to_strangers_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def visible(tweet: Any, viewer: Any) -> bool:
+        return bool(tweet.author_id == viewer.viewer_id or viewer.follows(tweet.author_id))
+
+    monkeypatch.setattr(timeline_svc.core, "visible", visible)
+
+
+@breaks
+def a_page_is_not_filled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fill(self: Any, page: Page, ids: Any, viewer: Any) -> tuple[Page, bool]:
+        batch = [tweet_id async for tweet_id, _ in _numbered(ids, page.size)]
+        bodies = await self._hydrate(batch)
+        for tweet_id in batch:
+            page.examine(tweet_id, bodies.get(tweet_id), viewer)
+        return page, len(page.items) == page.size
+
+    monkeypatch.setattr(TimelineService, "_fill", fill)
+
+
+async def _numbered(ids: Any, count: int) -> Any:
+    number = 0
+    async for tweet_id in ids:
+        yield tweet_id, number
+        number += 1
+        if number == count:
+            return
+
+
+@breaks
+def a_walk_ends_at_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = HomeIds.__init__
+
+    def without_floor(self: Any, **arguments: Any) -> None:
+        if view := arguments["view"]:
+            arguments["view"] = replace(view, record=replace(view.record, floor=0))
+        init(self, **arguments)
+
+    monkeypatch.setattr(HomeIds, "__init__", without_floor)
+
+
+@breaks
+def new_followees_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = HomeIds.__init__
+    monkeypatch.setattr(HomeIds, "__init__", lambda self, **arguments: init(self, **(arguments | {"uncovered": ()})))
+
+
+@breaks
+def a_version_copy_outlives_a_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(self: Any, viewer_ids: Sequence[int]) -> None:
+        self._valkey._check()
+
+    monkeypatch.setattr(ViewerVersions, "invalidate", nothing)
+
+
+@breaks
+def the_worker_leaves_the_authors_own_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    push = tests.harness.FaultyTimelines.push
+
+    async def of_others(self: Any, keys: Any, ids: Any) -> int:
+        return 2 if keys[-1].kind.name == "AUTHOR" and not self.inline else await push(self, keys, ids)
+
+    process = Worker.process
+
+    async def marked(self: Any, record: Record) -> None:
+        self._timelines.inline = False
+        try:
+            await process(self, record)
+        finally:
+            self._timelines.inline = True
+
+    monkeypatch.setattr(tests.harness.FaultyTimelines, "inline", True, raising=False)
+    monkeypatch.setattr(tests.harness.FaultyTimelines, "push", of_others)
+    monkeypatch.setattr(Worker, "process", marked)
+
+
+@breaks
+def the_worker_acknowledges_before_it_acts(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Worker.process
+
+    async def hasty(self: Any, record: Record) -> None:
+        await self._consumer.ack([record])
+        await process(self, record)
+
+    monkeypatch.setattr(Worker, "process", hasty)
+
+
+@breaks
+def a_read_ignores_the_read_your_write_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Page, "lacks", lambda self, own_tweet_id, *, more: False)
+
+
+@breaks
+def a_deletion_leaves_the_cached_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(self: Any, tweet_id: int, version: int) -> None:
+        return None
+
+    monkeypatch.setattr(Bodies, "put_deleted", nothing)
+
+
+@breaks
+def the_merge_of_authors_forgets_who_ran_dry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AuthorMerge, "_next_head", _forgetful)
+
+
+def _forgetful(self: Any, index: int) -> None:
+    if self._buffers[index]:
+        heapq.heappush(self._heads, (-self._buffers[index].pop(), index))
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.usefixtures("small_constants")
+@pytest.mark.parametrize("name", BREAKS)
+def test_the_judge_finds_that(name: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    BREAKS[name](monkeypatch)
+    world.libraries = (valkey_timelines.LIBRARY, valkey_streams.LIBRARY, caches.LIBRARY)
+    machine = type("Machine", (HomeTimelineMachine,), {"world": world})
+    found = settings(
+        max_examples=SEQUENCES_MAX,
+        stateful_step_count=60,
+        deadline=None,
+        database=None,
+        print_blob=False,
+        phases=(Phase.generate,),
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever way it shows
+        run_state_machine_as_test(seed(random.randrange(1 << 32))(machine), settings=found)
+    print(f"found after {world.rules_run} steps: {type(caught.value).__name__}")
