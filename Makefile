@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 PROTOS := $(shell cd protos && find starling -name '*.proto' | sort)
 SOURCES := cli fanout_svc graph_svc launcher mesh timeline_svc tweet_svc tests
 MODEL_SECONDS ?= 1800
+# What the protos may not break: `make check BASE=<commit>` compares with another.
+BASE ?= main
 
 .PHONY: help setup run test test-long check format gen gen-check lock clean
 
@@ -40,7 +42,7 @@ check: $(READY) gen-check ## Formatting, lint, types, protos, generated code
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/mypy $(SOURCES)
 	@$(BIN)/buf lint protos
-	@scripts/buf-breaking $(BIN)/buf
+	@$(BIN)/buf breaking protos --against ".git#ref=$$(git rev-parse --verify --quiet $(BASE) || git rev-parse HEAD),subdir=protos"
 	@$(BIN)/pytest -q tests/unit/test_tidy.py
 
 format: $(READY) ## Format and mend what can be mended

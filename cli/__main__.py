@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,12 +64,13 @@ for command in (*people.COMMANDS, *tweets.COMMANDS, *operations.COMMANDS):
 
 def main() -> None:
     """Run the command line; every failure is one line on stderr."""
-    sys.exit(_run())
+    sys.exit(run(sys.argv[1:]))
 
 
-def _run() -> int:
+def run(arguments: Sequence[str]) -> int:
+    """Run one command; returns its exit status."""
     try:
-        return int(starling.main(prog_name="starling", standalone_mode=False) or 0)
+        return int(starling.main(list(arguments), prog_name="starling", standalone_mode=False) or 0)
     except click.ClickException as error:
         error.show()
         return error.exit_code

@@ -14,7 +14,7 @@ from starling.tweet.v1 import tweet_pb2
 _LIMIT_MAX = 100
 
 
-class _TweetId(click.ParamType):
+class _TweetId(click.ParamType[int]):
     name = "id"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:

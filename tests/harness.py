@@ -38,6 +38,7 @@ from starling.fanout.v1 import fanout_pb2_grpc
 from starling.graph.v1 import graph_pb2, graph_pb2_grpc
 from starling.timeline.v1 import timeline_pb2, timeline_pb2_grpc
 from starling.tweet.v1 import tweet_pb2, tweet_pb2_grpc
+from tests.clocks import ManualClock
 from timeline_svc.peers import Graph, Tweets
 from timeline_svc.service import ALLOWED as TIMELINE_ALLOWED
 from timeline_svc.service import TimelineService
@@ -50,22 +51,6 @@ from tweet_svc.sqlite import SqliteTweetStore
 SECRET = "a secret for tests that is long enough"
 CALL_SECONDS = 10.0
 STEPS_MAX = 10_000
-
-
-class ManualClock:
-    """Time that stands until a test moves it."""
-
-    def __init__(self) -> None:
-        self._ms = 1_790_000_000_000
-
-    def now_ms(self) -> int:
-        return self._ms
-
-    def monotonic(self) -> float:
-        return self._ms / 1_000
-
-    def advance(self, ms: int) -> None:
-        self._ms += ms
 
 
 class FaultyValkey(Valkey):

@@ -3,9 +3,12 @@
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
+from graph_svc.sqlite import SqliteGraphStore
+from graph_svc.store import GraphStore
 from mesh.clock import SystemClock
 from mesh.eventlog.port import Consumer, Producer, Topic
 from mesh.eventlog.valkey_streams import LIBRARY, StreamsConsumer, StreamsProducer
@@ -13,6 +16,8 @@ from mesh.timelines.port import Timelines
 from mesh.timelines.valkey import LIBRARY as TIMELINES_LIBRARY
 from mesh.timelines.valkey import ValkeyTimelines
 from mesh.valkey import Valkey
+from tweet_svc.sqlite import SqliteTweetStore
+from tweet_svc.store import TweetStore
 
 CLAIM_SECONDS = 60.0
 GROUP = "workers"
@@ -143,3 +148,41 @@ async def timelines(valkey_url: str, key_prefix: str) -> AsyncIterator[Timelines
         valkey = Valkey(valkey_url, key_prefix=key_prefix, libraries=[TIMELINES_LIBRARY])
         stack.push_async_callback(valkey.close)
         yield ValkeyTimelines(valkey, SystemClock(), cap=8, slack=3)
+
+
+@pytest.fixture
+async def tweet_store(tmp_path: Path) -> AsyncIterator[TweetStore]:
+    """An empty store."""
+    store = SqliteTweetStore(tmp_path / "tweets.db", synchronous="OFF")
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+OpenGraphStore = Callable[[], AbstractAsyncContextManager[GraphStore]]
+
+
+@pytest.fixture
+def graph_store_of(tmp_path: Path) -> OpenGraphStore:
+    """Opens an empty store, three followers to a bucket."""
+    numbers = itertools.count()
+
+    @asynccontextmanager
+    async def open_store() -> AsyncIterator[GraphStore]:
+        store = SqliteGraphStore(tmp_path / f"graph-{next(numbers)}.db", bucket_size=3, synchronous="OFF")
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    return open_store
+
+
+@pytest.fixture
+async def graph_store(graph_store_of: OpenGraphStore) -> AsyncIterator[GraphStore]:
+    """An empty store, three followers to a bucket."""
+    async with graph_store_of() as store:
+        yield store

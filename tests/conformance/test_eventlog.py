@@ -22,7 +22,6 @@ from mesh.eventlog.port import (
 from starling.event.v1.event_pb2 import DeadLetter
 
 WAIT_SECONDS = 10.0
-POLLS_MAX = 100
 
 
 class Log(Protocol):
@@ -94,10 +93,9 @@ async def publish(log: Log, *names: str) -> None:
 async def take(consumer: Consumer, count: int) -> list[Record]:
     """Exactly `count` records, in as many polls as it takes, and no more are there."""
     records: list[Record] = []
-    for _ in range(POLLS_MAX):
-        if len(records) >= count:
-            break
-        records += await consumer.poll(POLL_RECORDS_MAX, WAIT_SECONDS)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while len(records) < count:
+            records += await consumer.poll(POLL_RECORDS_MAX, WAIT_SECONDS)
     assert len(records) == count
     assert await consumer.poll(POLL_RECORDS_MAX, 0) == []
     return records
@@ -647,6 +645,7 @@ async def test_dead_members_are_forgotten_unless_they_hold_records(eventlog: Log
 # ---- Any sequence ------------------------------------------------------------------------------------
 
 MEMBERS = 3
+DRAIN_POLLS_MAX = 100
 
 
 class Model:
@@ -798,7 +797,7 @@ class Scenario:
         await self.pass_claim_time()
         missing = self.model.unacknowledged()
         last = self._newcomer()
-        for _ in range(POLLS_MAX):
+        for _ in range(DRAIN_POLLS_MAX):
             records = await last.poll(7, 0)
             missing -= set(values(records))
             await last.ack(records)

@@ -1,0 +1,236 @@
+"""The `starling` command against a mesh that a launcher runs."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.__main__ import run
+from mesh.principals import Verifier
+from tests.e2e.conftest import ROOT, RunningMesh
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed, and its exit status."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        assert self.status == 0, self.err
+        return json.loads(self.out)
+
+
+Starling = Callable[..., Answer]
+
+
+@pytest.fixture
+def starling(
+    running_mesh: RunningMesh, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Starling:
+    """Runs a command, in this process."""
+    monkeypatch.delenv("STARLING_TOKEN", raising=False)
+
+    def command(*arguments: str) -> Answer:
+        status = run(["--data", str(running_mesh.folder.path), *arguments])
+        captured = capsys.readouterr()
+        return Answer(status, captured.out, captured.err)
+
+    return command
+
+
+def made(starling: Starling, *handles: str) -> None:
+    for handle in handles:
+        assert starling("user", "create", handle).status == 0
+
+
+def test_a_post_is_read_by_a_follower_and_by_its_author_at_once(starling: Starling) -> None:
+    made(starling, "alice", "bob")
+    assert starling("follow", "bob", "@alice").out == "@bob follows @alice\n"
+    assert starling("follow", "bob", "alice", "--json").json == {"changed": False}
+    posted = starling("post", "alice", "Good morning", "--json").json
+    tweet_id = posted["tweet"]["tweetId"]
+    assert posted["readYourWriteToken"] == tweet_id
+    for reader in ("alice", "bob"):
+        (item,) = starling("home", reader, "--json").json["items"]
+        assert (item["tweet"]["tweetId"], item["author"]["handle"]) == (tweet_id, "alice")
+    assert f"{tweet_id}  @alice  Good morning\n" in starling("home", "bob").out
+    assert starling("unfollow", "bob", "alice", "--json").json == {"changed": True}
+    assert starling("home", "bob", "--json").json == {"items": [], "nextPageToken": ""}
+
+
+def test_a_home_is_paged_and_walked(starling: Starling) -> None:
+    made(starling, "pager")
+    ids = [starling("post", "pager", f"tweet {n}", "--json").json["tweet"]["tweetId"] for n in range(5)]
+    first = starling("home", "pager", "--limit", "2")
+    *_, last_line = first.out.splitlines()
+    assert last_line.startswith("next: --page-token ")
+    assert len(first.out.splitlines()) == 3
+    rest = starling("home", "pager", "--limit", "2", "--page-token", last_line.split()[-1], "--all", "--json").json
+    assert [item["tweet"]["tweetId"] for item in rest["items"]] == ids[2::-1]
+    assert rest["nextPageToken"] == ""
+    profile = starling("profile", "pager", "--all", "--limit", "3", "--json").json
+    assert [tweet["tweetId"] for tweet in profile["tweets"]] == ids[::-1]
+
+
+def test_replies_quotes_and_request_ids_go_with_a_post(starling: Starling) -> None:
+    made(starling, "replier")
+    root = starling("post", "replier", "root", "--json").json["tweet"]["tweetId"]
+    request = ("--request-id", "4f4b4a0e-6a9e-4c62-9d5c-0d7c1d3c2b1a")
+    options = ("--reply-to", root, "--quote", root, "--media", "m1", "--media", "m2", *request, "--json")
+    reply = starling("post", "replier", "answer", *options).json["tweet"]
+    assert (reply["inReplyToTweetId"], reply["quotedTweetId"], reply["mediaIds"]) == (root, root, ["m1", "m2"])
+    assert starling("post", "replier", "answer", *options).json["tweet"] == reply
+    again = starling("post", "replier", "another answer", *request)
+    assert again.status == 1
+    assert "REQUEST_ID_REUSED" in again.err
+
+
+def test_a_deleted_tweet_is_gone(starling: Starling) -> None:
+    made(starling, "deleter", "other")
+    tweet_id = starling("post", "deleter", "regretted", "--json").json["tweet"]["tweetId"]
+    refused = starling("delete", "other", tweet_id)
+    assert (refused.status, refused.out) == (1, "")
+    assert "(PERMISSION_DENIED NOT_THE_AUTHOR)" in refused.err
+    assert starling("delete", "deleter", tweet_id, "--json").json == {"tweetId": tweet_id}
+    assert starling("home", "deleter", "--json").json["items"] == []
+    assert starling("profile", "deleter", "--json").json["tweets"] == []
+
+
+def test_accounts_are_shown_with_whom_they_follow(starling: Starling) -> None:
+    assert starling("user", "create", "named", "--name", "A Name", "--json").json["displayName"] == "A Name"
+    made(starling, "fan1", "fan2")
+    for fan in ("fan1", "fan2"):
+        starling("follow", fan, "named")
+    shown = starling("user", "show", "@NAMED", "--json").json
+    assert (shown["handle"], shown["followerCount"], shown["followingCount"]) == ("named", "2", "0")
+    page = starling("followers", "named", "--limit", "1", "--json").json
+    assert [user["handle"] for user in page["users"]] == ["fan1"]
+    rest = starling("followers", "named", "--page-token", page["nextPageToken"]).out
+    assert rest == "@fan2             fan2\n"
+    assert [user["handle"] for user in starling("following", "fan1", "--json").json["users"]] == ["named"]
+
+
+def test_a_token_speaks_for_whom_it_names(
+    starling: Starling, running_mesh: RunningMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(starling, "speaker", "bystander")
+    user_id = starling("user", "show", "speaker", "--json").json["userId"]
+    verifier = Verifier(running_mesh.folder.read_secrets().auth_secret)
+    names = {"speaker": f"user:{user_id}", "operator": "operator", "service:timeline_svc": "service:timeline_svc"}
+    for name, principal in names.items():
+        answer = starling("token", name, "--json").json
+        assert str(verifier.verify(f"Bearer {answer['token']}")) == answer["principal"] == principal
+    monkeypatch.setenv("STARLING_TOKEN", starling("token", "speaker").out.strip())
+    assert starling("post", "speaker", "by token").status == 0
+    other = starling("post", "bystander", "by another's token")
+    assert (other.status, other.out) == (1, "")
+    assert f"STARLING_TOKEN speaks for user:{user_id}" in other.err
+
+
+def test_a_mesh_elsewhere_is_reached_by_targets_and_a_token(
+    starling: Starling, running_mesh: RunningMesh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made(starling, "remote")
+    starling("post", "remote", "from afar")
+    targets = {"graph": running_mesh.mesh.graph, "timeline": running_mesh.mesh.timeline}
+    options = [part for area, target in targets.items() for part in (f"--target-{area}", target)]
+    without = starling("--data", str(tmp_path), *options, "home", "remote")
+    assert (without.status, without.err) == (1, "Error: a mesh elsewhere wants a token: set STARLING_TOKEN\n")
+    monkeypatch.setenv("STARLING_TOKEN", starling("token", "remote").out.strip())
+    home = starling("--data", str(tmp_path), *options, "home", "remote", "--json").json
+    assert [item["tweet"]["text"] for item in home["items"]] == ["from afar"]
+    missing = starling("--data", str(tmp_path), *options, "post", "remote", "x")
+    assert (missing.status, missing.err) == (1, "Error: no address of tweet_svc: give --target-tweet\n")
+
+
+def test_a_graph_is_imported_once_however_often_it_is_tried(starling: Starling, tmp_path: Path) -> None:
+    file = tmp_path / "graph.edges"
+    file.write_text("# a comment\n% another\n\n1 2\n2 3\n3 3\n")
+    first = starling("import-graph", str(file), "--undirected", "--batch", "2", "--json").json
+    assert {k: v for k, v in first["users"].items() if k != "seconds"} == {"created": 3, "existing": 0}
+    assert {k: v for k, v in first["follows"].items() if k != "seconds"} == {"created": 4, "existing": 0, "refused": 2}
+    again = starling("import-graph", str(file), "--undirected").out
+    assert "3 accounts: 0 new, 3 existing" in again
+    assert "6 follows: 0 new, 4 existing, 2 refused" in again
+    assert {user["handle"] for user in starling("following", "u2", "--json").json["users"]} == {"u1", "u3"}
+
+
+def test_status_shows_health_lag_and_delays(starling: Starling) -> None:
+    status = starling("status", "--json").json
+    assert {service["name"]: service["status"] for service in status["services"]} == dict.fromkeys(
+        ["graph_svc", "tweet_svc", "fanout_svc", "timeline_svc", "valkey"], "SERVING"
+    )
+    (fanout,) = status["fanout"]
+    assert {"lagMessages", "lagSeconds"} <= fanout["partitions"][0].keys()
+    assert {"p50Seconds", "p95Seconds", "p99Seconds"} <= fanout["worker"]["delay"].keys()
+    text = starling("status").out
+    assert "SERVING" in text
+    assert "p95 s" in text
+
+
+def test_a_list_is_rebuilt_on_demand(starling: Starling) -> None:
+    made(starling, "rebuilt")
+    starling("post", "rebuilt", "kept")
+    assert starling("rebuild", "rebuilt", "--json").json == {"entries": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("home", "nobody"), "Error: No such user, handle nobody (NOT_FOUND USER_NOT_FOUND)\n"),
+        (("user", "create", "no spaces"), "Error: Must be 1 to 15 of A-Z a-z 0-9 _ (INVALID_ARGUMENT, field handle)\n"),
+        (
+            ("follow", "clumsy", "clumsy"),
+            "Error: Nobody follows themselves (INVALID_ARGUMENT SELF_FOLLOW, field followee_id)\n",
+        ),
+        (("user", "create", "clumsy"), "Error: The handle is taken, handle clumsy (ALREADY_EXISTS HANDLE_TAKEN)\n"),
+    ],
+)
+def test_an_error_is_one_line(starling: Starling, arguments: tuple[str, ...], line: str) -> None:
+    starling("user", "create", "clumsy")
+    answer = starling(*arguments)
+    assert (answer.status, answer.out, answer.err) == (1, "", line)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("delete", "alice", "x"), ("home", "alice", "--limit", "0"), ("nonsense",), ("import-graph", "/no/such")],
+)
+def test_wrong_usage_has_status_2(starling: Starling, arguments: tuple[str, ...]) -> None:
+    answer = starling(*arguments)
+    assert (answer.status, answer.out) == (2, "")
+    assert "Error: " in answer.err
+
+
+def test_without_a_mesh_it_says_how_to_start_one(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cli", "--data", str(tmp_path), "home", "alice"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    line = f"Error: no mesh runs on the data folder {tmp_path}: start it with 'make run'\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", line)
+
+
+def test_a_service_that_does_not_answer_is_one_line_too(
+    starling: Starling, running_mesh: RunningMesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STARLING_TOKEN", starling("token", "operator").out.strip())
+    answer = starling("--data", str(tmp_path), "--target-graph", "127.0.0.1:1", "user", "show", "alice")
+    assert (answer.status, answer.out) == (1, "")
+    assert answer.err.startswith(
+        "Error: a service doesn't answer; does the mesh run? 'make run' starts it (UNAVAILABLE: "
+    )
+    assert answer.err.count("\n") == 1

@@ -1,0 +1,59 @@
+"""Configuration: from the environment, refused at boot by name."""
+
+import pytest
+
+from mesh.config import Config, load
+
+SECRET = "a secret that is at least 32 bytes long"
+GOOD = {"STARLING_AUTH_SECRET": SECRET, "STARLING_PAGE_TOKEN_KEYS": f"{SECRET},{SECRET}2"}
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name, value in GOOD.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_configuration_comes_from_the_environment() -> None:
+    config = load(Config)
+    assert config.auth_secret.get_secret_value() == SECRET
+    assert [key.get_secret_value() for key in config.page_token_keys] == [SECRET, SECRET + "2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("STARLING_AUTH_SECRET", "short"),
+        ("STARLING_PAGE_TOKEN_KEYS", f"{SECRET},short"),
+        ("STARLING_PAGE_TOKEN_KEYS", ""),
+        ("STARLING_MAX_MESSAGE_BYTES", "many"),
+        ("STARLING_GRACE_SECONDS", "-1"),
+        ("STARLING_LOG_LEVEL", "loud"),
+        ("STARLING_KEY_PREFIX", "white space"),
+        ("STARLING_CONCURRENT_CALLS_MAX", "0"),
+    ],
+)
+def test_a_wrong_variable_is_named_and_its_value_kept_secret(
+    environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
+) -> None:
+    environment.setenv(name, value)
+    with pytest.raises(SystemExit) as refused:
+        load(Config)
+    assert refused.value.code == 2
+    said = capsys.readouterr().err
+    assert f"configuration: {name}: " in said
+    assert SECRET not in said
+
+
+def test_a_missing_variable_is_named(environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    environment.delenv("STARLING_AUTH_SECRET")
+    with pytest.raises(SystemExit):
+        load(Config)
+    assert "configuration: STARLING_AUTH_SECRET: " in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("environment")
+def test_secrets_do_not_show_when_a_configuration_is_printed() -> None:
+    assert SECRET not in repr(load(Config))

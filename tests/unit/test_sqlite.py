@@ -1,0 +1,76 @@
+"""The SQLite database: group commit, and snapshots."""
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from mesh.errors import UnavailableError
+from mesh.sqlite import Database, key
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    opened = Database(tmp_path / "test.db", "CREATE TABLE IF NOT EXISTS t (n INTEGER PRIMARY KEY)", synchronous="OFF")
+    await opened.open()
+    yield opened
+    await opened.close()
+
+
+def insert(connection: sqlite3.Connection, number: int) -> int:
+    connection.execute("INSERT INTO t VALUES (?)", (number,))
+    return number
+
+
+async def numbers(database: Database) -> list[int]:
+    return await database.read(lambda connection: [row[0] for row in connection.execute("SELECT n FROM t")])
+
+
+async def test_writes_that_wait_together_are_all_stored(database: Database) -> None:
+    writes = [database.write(partial(insert, number=n)) for n in range(500)]
+    assert await asyncio.gather(*writes) == list(range(500))
+    assert await numbers(database) == list(range(500))
+
+
+async def test_a_write_that_fails_is_undone_alone(database: Database) -> None:
+    def half(connection: sqlite3.Connection) -> None:
+        insert(connection, 1)
+        raise ValueError("half-way")
+
+    writes = [
+        database.write(lambda connection: insert(connection, 0)),
+        database.write(half),
+        database.write(lambda connection: insert(connection, 2)),
+    ]
+    outcomes = await asyncio.gather(*writes, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [int, ValueError, int]
+    assert await numbers(database) == [0, 2]
+
+
+async def test_a_read_cannot_write(database: Database) -> None:
+    with pytest.raises(UnavailableError):
+        await database.read(lambda connection: insert(connection, 1))
+
+
+async def test_a_broken_file_is_unavailable(tmp_path: Path) -> None:
+    nowhere = Database(tmp_path / "no" / "such" / "folder.db", "")
+    with pytest.raises(UnavailableError):
+        await nowhere.open()
+
+
+async def test_what_is_stored_is_there_after_a_restart(tmp_path: Path) -> None:
+    for expected in ([], [5]):
+        database = Database(tmp_path / "kept.db", "CREATE TABLE IF NOT EXISTS t (n INTEGER PRIMARY KEY)")
+        await database.open()
+        assert await numbers(database) == expected
+        if not expected:
+            await database.write(lambda connection: insert(connection, 5))
+        await database.close()
+
+
+def test_ids_beyond_63_bits_are_nobodys() -> None:
+    assert key(5) == 5
+    assert key(2**64 - 1) == key(2**63) == 2**63 - 1

@@ -1,0 +1,21 @@
+"""Waiting for a condition, with a bound."""
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+
+_INTERVAL_SECONDS = 0.02
+
+
+async def eventually(condition: Callable[[], object | Awaitable[object]], seconds: float = 15.0) -> None:
+    """Wait until the condition (plain or async) holds; fail when it doesn't within `seconds`."""
+    end = time.monotonic() + seconds
+    while True:
+        holds = condition()
+        if inspect.isawaitable(holds):
+            holds = await holds
+        if holds:
+            return
+        assert time.monotonic() < end, f"not within {seconds} s"
+        await asyncio.sleep(_INTERVAL_SECONDS)
