@@ -37,19 +37,21 @@ _SERVICE_CONFIG = {
 }
 
 
-def connect(target: str, *, max_message_bytes: int = 4 << 20) -> grpc.aio.Channel:
+def connect(target: str, *, max_message_bytes: int = 4 << 20, retries: bool = True) -> grpc.aio.Channel:
     """A channel to a service (`dns:///name:port` or `host:port`). Connects when first used, and again for ever."""
     return grpc.aio.insecure_channel(
         target,
         options=[
             ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
-            ("grpc.enable_retries", 1),
+            ("grpc.enable_retries", int(retries)),
             ("grpc.keepalive_time_ms", KEEPALIVE_MS),
             ("grpc.keepalive_timeout_ms", 5_000),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
+            # Despite its name, how long one attempt to connect may take.
+            ("grpc.min_reconnect_backoff_ms", 5_000),
             ("grpc.max_reconnect_backoff_ms", 1_000),
             ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.enable_http_proxy", 0),
             # One process may hold several channels to one server (tests do): each has its own connection.
             ("grpc.use_local_subchannel_pool", 1),
         ],

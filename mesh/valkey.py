@@ -1,5 +1,6 @@
 """The Valkey client that all adapters share: one pool, function libraries, and the server's `run_id`."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,17 +15,11 @@ from mesh.errors import UnavailableError
 
 Command = tuple[str | bytes | int | float, ...]
 
-# Once is enough to leave behind a pooled connection to a server that was restarted.
+# Once is enough to leave behind a pooled connection to a server that was restarted. Time-outs aren't tried again.
 _RETRIES = 1
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """Turn what means "not there, or not now" into UnavailableError; a wrong command stays an error."""
-    try:
-        yield
-    except (ConnectionError, TimeoutError, BusyLoadingError, OSError) as error:
-        raise UnavailableError(f"Valkey doesn't answer: {error}", reason="VALKEY_UNAVAILABLE") from error
+_AWAY_SECONDS = 0.5
+"""After a failure, calls fail at once for so long, but for one that looks again: a server that hangs would else cost
+each reader its time-outs, one after the other."""
 
 
 class Valkey:
@@ -48,6 +43,9 @@ class Valkey:
         # it, so no reply of a restarted server is ever read with the run_id of the one before.
         self.run_id = ""
         self._libraries = tuple(libraries)
+        self._timeout_seconds = timeout_seconds
+        self._away = False
+        self._look_again = 0.0
         self._redis = Redis(
             connection_pool=BlockingConnectionPool.from_url(
                 url,
@@ -55,7 +53,7 @@ class Valkey:
                 timeout=timeout_seconds,
                 socket_timeout=timeout_seconds,
                 socket_connect_timeout=timeout_seconds,
-                retry=Retry(NoBackoff(), _RETRIES),
+                retry=Retry(NoBackoff(), _RETRIES, supported_errors=(ConnectionError,)),
                 redis_connect_func=self._on_connect,
             )
         )
@@ -67,14 +65,29 @@ class Valkey:
         text = info.decode() if isinstance(info, bytes) else str(info)
         self.run_id = text.partition("run_id:")[2].partition("\r")[0]
 
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Turn what means "not there, or not now" into UnavailableError; a wrong command stays an error."""
+        now = time.monotonic()
+        if self._away and now < self._look_again:
+            raise UnavailableError("Valkey doesn't answer.", reason="VALKEY_UNAVAILABLE")
+        if self._away:
+            self._look_again = now + self._timeout_seconds
+        try:
+            yield
+        except (ConnectionError, TimeoutError, BusyLoadingError, OSError) as error:
+            self._away, self._look_again = True, time.monotonic() + _AWAY_SECONDS
+            raise UnavailableError(f"Valkey doesn't answer: {error}", reason="VALKEY_UNAVAILABLE") from error
+        self._away = False
+
     async def call(self, *command: str | bytes | int | float) -> Any:
         """One command. Replies come as redis-py gives them, strings as bytes."""
-        with _translated():
+        with self._reaching():
             return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
 
     async def pipeline(self, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
         """Many commands in one round trip; `atomic`: inside MULTI. The first error reply is raised."""
-        with _translated():
+        with self._reaching():
             async with self._redis.pipeline(transaction=atomic) as pipe:
                 for command in commands:
                     pipe.execute_command(*command)

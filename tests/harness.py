@@ -162,7 +162,7 @@ class Mesh:
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         self._stack.push_async_callback(server.stop, None)
-        channel = channels.connect(f"127.0.0.1:{port}")
+        channel = channels.connect(f"127.0.0.1:{port}", retries=False)
         self._stack.push_async_callback(channel.close)
         return channel
 

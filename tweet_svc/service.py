@@ -240,7 +240,7 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         if tweet.author_id != author_id:
             raise PermissionDeniedError("Only its author may delete a tweet.", reason="NOT_THE_AUTHOR")
         self._on_write()
-        with suppress(TimeoutError, UnavailableError):  # Fan-out repeats it.
-            async with asyncio.timeout(_INLINE_SECONDS):
-                await self._bodies.put_deleted(tweet_id, tweet.version)
+        # A cached body that outlives its deletion would be shown: no reply before it's gone. Fan-out repeats this, for
+        # a cache that was restarted and lost its last moments.
+        await self._bodies.put_deleted(tweet_id, tweet.version)
         return tweet_pb2.DeleteTweetResponse()

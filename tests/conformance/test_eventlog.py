@@ -813,15 +813,15 @@ slices = st.builds(slice, st.integers(0, 2), st.none(), st.integers(1, 2))
 publishing = st.tuples(st.just(Scenario.publish), st.integers(1, 4))
 polling = st.tuples(st.just(Scenario.poll), seats, st.integers(1, 6))
 acknowledging = st.tuples(st.just(Scenario.ack), seats, slices)
+going = st.tuples(st.sampled_from([Scenario.crash, Scenario.leave]), seats)
 others = st.one_of(
     st.tuples(st.just(Scenario.renew), seats, slices),
     st.tuples(st.just(Scenario.dead_letter), seats),
-    st.tuples(st.sampled_from([Scenario.crash, Scenario.leave]), seats),
     st.tuples(st.just(Scenario.pass_claim_time)),
     st.tuples(st.just(Scenario.replay), st.booleans()),
     st.tuples(st.just(Scenario.lose_everything)),
 )
-steps = st.one_of(publishing, polling, acknowledging, others)
+steps = st.one_of(publishing, polling, polling, acknowledging, going, others)
 
 
 @pytest.mark.parametrize(("partitions", "records_max"), [(1, 5), (3, 1_000)], ids=["trimmed", "partitioned"])

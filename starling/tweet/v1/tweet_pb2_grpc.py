@@ -130,8 +130,9 @@ class TweetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteTweet(self, request, context):
-        """Deletes a tweet of the calling user; its text is erased. Deleting it again succeeds.
-        Errors: NOT_FOUND when it never existed, PERMISSION_DENIED (NOT_THE_AUTHOR) for another's tweet.
+        """Deletes a tweet of the calling user; its text is erased, and no page shows it from now on. Deleting it
+        again succeeds. Errors: NOT_FOUND when it never existed, PERMISSION_DENIED (NOT_THE_AUTHOR) for another's
+        tweet, UNAVAILABLE when caches could not be told (it may be deleted; the retry completes it).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -58,8 +58,9 @@ class TweetServiceStub:
     StreamAuthorTweets: _grpc.UnaryStreamMultiCallable[_tweet_pb2.StreamAuthorTweetsRequest, _tweet_pb2.StreamAuthorTweetsResponse]
     """Ids of many authors merged, strictly descending, straight from the store; services only."""
     DeleteTweet: _grpc.UnaryUnaryMultiCallable[_tweet_pb2.DeleteTweetRequest, _tweet_pb2.DeleteTweetResponse]
-    """Deletes a tweet of the calling user; its text is erased. Deleting it again succeeds.
-    Errors: NOT_FOUND when it never existed, PERMISSION_DENIED (NOT_THE_AUTHOR) for another's tweet.
+    """Deletes a tweet of the calling user; its text is erased, and no page shows it from now on. Deleting it
+    again succeeds. Errors: NOT_FOUND when it never existed, PERMISSION_DENIED (NOT_THE_AUTHOR) for another's
+    tweet, UNAVAILABLE when caches could not be told (it may be deleted; the retry completes it).
     """
 
 @_typing.type_check_only
@@ -92,8 +93,9 @@ class TweetServiceAsyncStub(TweetServiceStub):
     StreamAuthorTweets: _aio.UnaryStreamMultiCallable[_tweet_pb2.StreamAuthorTweetsRequest, _tweet_pb2.StreamAuthorTweetsResponse]  # type: ignore[assignment]
     """Ids of many authors merged, strictly descending, straight from the store; services only."""
     DeleteTweet: _aio.UnaryUnaryMultiCallable[_tweet_pb2.DeleteTweetRequest, _tweet_pb2.DeleteTweetResponse]  # type: ignore[assignment]
-    """Deletes a tweet of the calling user; its text is erased. Deleting it again succeeds.
-    Errors: NOT_FOUND when it never existed, PERMISSION_DENIED (NOT_THE_AUTHOR) for another's tweet.
+    """Deletes a tweet of the calling user; its text is erased, and no page shows it from now on. Deleting it
+    again succeeds. Errors: NOT_FOUND when it never existed, PERMISSION_DENIED (NOT_THE_AUTHOR) for another's
+    tweet, UNAVAILABLE when caches could not be told (it may be deleted; the retry completes it).
     """
 
 class TweetServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -165,8 +167,9 @@ class TweetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tweet_pb2.DeleteTweetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tweet_pb2.DeleteTweetResponse, _abc.Awaitable[_tweet_pb2.DeleteTweetResponse]]:
-        """Deletes a tweet of the calling user; its text is erased. Deleting it again succeeds.
-        Errors: NOT_FOUND when it never existed, PERMISSION_DENIED (NOT_THE_AUTHOR) for another's tweet.
+        """Deletes a tweet of the calling user; its text is erased, and no page shows it from now on. Deleting it
+        again succeeds. Errors: NOT_FOUND when it never existed, PERMISSION_DENIED (NOT_THE_AUTHOR) for another's
+        tweet, UNAVAILABLE when caches could not be told (it may be deleted; the retry completes it).
         """
 
 def add_TweetServiceServicer_to_server(servicer: TweetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
