@@ -58,6 +58,16 @@ local function oldest_pending(key, group)
   return first and first[1]
 end
 
+-- Makes pending records the consumer's, as handed out just now. (unpack() must come last: anywhere else it
+-- gives its first value only.)
+local function own(key, group, consumer, ids)
+  if #ids > 0 then
+    local claim = { 'XCLAIM', key, group, consumer, 0, unpack(ids) }
+    table.insert(claim, 'JUSTID')
+    redis.call(unpack(claim))
+  end
+end
+
 local function group_exists(key, group)
   local reply = redis.pcall('XPENDING', key, group, '-', '+', 1, RELEASED)
   if reply.err and string.sub(reply.err, 1, 7) ~= 'NOGROUP' then
@@ -143,13 +153,13 @@ end
 -- Adds those that were taken over, but for what a rewind has put among the undelivered: that comes from there.
 local function add_taken_over(hand, index, key, group, entries)
   local delivered = #entries > 0 and groups_of(key)[group]['last-delivered-id']
-  local own = {}
+  local handed = {}
   for _, entry in ipairs(entries) do
     if not less(delivered, entry[1]) then
-      table.insert(own, entry)
+      table.insert(handed, entry)
     end
   end
-  hand.add(index, own, 1)
+  hand.add(index, handed, 1)
 end
 
 -- What has been idle for the claim time. → the cursor to go on from, '' at the end of the pass.
@@ -218,16 +228,14 @@ local function renew(keys, args)
   if not group_exists(key, group) then
     return 0
   end
-  local own = {}
+  local ids = {}
   for i = 3, #args do
     if #redis.call('XPENDING', key, group, args[i], args[i], 1, consumer) > 0 then
-      table.insert(own, args[i])
+      table.insert(ids, args[i])
     end
   end
-  if #own > 0 then
-    redis.call('XCLAIM', key, group, consumer, 0, unpack(own), 'JUSTID')
-  end
-  return #own
+  own(key, group, consumer, ids)
+  return #ids
 end
 
 -- dead_letter(stream, dead_letters; group, id, records_max, key, value): moves a record, once: one that isn't
@@ -297,9 +305,7 @@ local function release(keys, args)
     for i, pending in ipairs(page) do
       ids[i] = pending[1]
     end
-    if #ids > 0 then
-      redis.call('XCLAIM', key, group, RELEASED, 0, unpack(ids), 'JUSTID')
-    end
+    own(key, group, RELEASED, ids)
   until #page < PAGE
   if #redis.call('XPENDING', key, group, '-', '+', 1, consumer) == 0 then
     redis.call('XGROUP', 'DELCONSUMER', key, group, consumer)

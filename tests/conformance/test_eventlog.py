@@ -273,6 +273,16 @@ async def test_renewed_records_stay_with_their_member(eventlog: Log) -> None:
     assert values(await take(other, 1)) == ["left"]
 
 
+async def test_many_records_are_renewed_at_once(eventlog: Log) -> None:
+    await eventlog.producer().publish("notes", [(b"same", b"%d" % i) for i in range(1_000)])
+    worker, other = eventlog.consumer("worker"), eventlog.consumer("other")
+    records = await take(worker, 1_000)
+    await eventlog.pass_time(eventlog.claim_seconds * 0.6)
+    await worker.renew(records)
+    await eventlog.pass_time(eventlog.claim_seconds * 0.6)
+    assert await other.poll(10, 0) == []
+
+
 async def test_renewing_does_not_steal_back_what_another_has_claimed(eventlog: Log) -> None:
     await publish(eventlog, "x")
     slow, quick, third = (eventlog.consumer(name) for name in ("slow", "quick", "third"))
@@ -614,6 +624,17 @@ async def test_a_leaving_member_hands_over_at_once(eventlog: Log) -> None:
     assert set(values(records)) == {"x", "y"}
     assert all(record.redelivered for record in records)
     await staying.ack(records)
+    assert await eventlog.members() == {"staying"}
+
+
+async def test_a_leaving_member_hands_over_many_records_at_once(eventlog: Log) -> None:
+    producer = eventlog.producer()
+    for _ in range(3):
+        await producer.publish("notes", [(b"same", b"%d" % i) for i in range(300)])
+    leaving = eventlog.consumer("leaving")
+    await take(leaving, 900)
+    await leaving.close()
+    await take(eventlog.consumer("staying"), 900)
     assert await eventlog.members() == {"staying"}
 
 

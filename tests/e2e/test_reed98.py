@@ -8,13 +8,17 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
+from redis import Redis
 
 from cli.client import Client
 from cli.importing import EdgeFile, handle_of, import_graph
+from mesh import principals
 from starling.fanout.v1 import fanout_pb2
+from starling.graph.v1 import graph_pb2
+from starling.tweet.v1 import tweet_pb2
 from tests.e2e.conftest import RunningMesh
 from tests.shared_data import shared_path
 from tests.waiting import eventually
@@ -24,20 +28,7 @@ TWEETS_EACH = 5
 CALLS_AT_ONCE = 32
 BIGGEST, BIGGEST_FOLLOWERS, ITS_HOME = 678, 313, 1_570
 
-# The call matrix: who calls whom by which RPC, as the README shows it.
-CALL_MATRIX = {
-    ("operator", "graph.CreateUser"),
-    ("operator", "graph.ImportFollows"),
-    ("user", "tweet.CreateTweet"),
-    ("user", "timeline.ListHomeTimeline"),
-    ("operator", "fanout.GetFanoutStatus"),
-    ("service:tweet_svc", "graph.BatchGetUsers"),
-    ("service:fanout_svc", "graph.StreamFollowers"),
-    ("service:timeline_svc", "graph.GetViewerContext"),
-    ("service:timeline_svc", "graph.BatchGetUsers"),
-    ("service:timeline_svc", "tweet.HydrateTweets"),
-    ("service:timeline_svc", "tweet.StreamAuthorTweets"),
-}
+ROOT = Path(__file__).parents[2]
 
 T = TypeVar("T")
 
@@ -104,6 +95,26 @@ class People:
 
         await for_each(self.ids, read)
 
+    async def do_all_else_that_people_do(self) -> None:
+        """The smallest account follows and unfollows, posts and deletes, and looks about."""
+        me, other = self.ids[min(self.ids)], self.ids[BIGGEST]
+        how: dict[str, Any] = {"metadata": self.client.as_(principals.user(me)), "timeout": 10}
+        graph, tweet = self.client.graph, self.client.tweet
+        await self.client.follow(me, other)
+        await self.client.unfollow(me, other)
+        await self.client.follow(me, other)
+        made = await self.client.post(me, "for a moment only")
+        await tweet.GetTweet(tweet_pb2.GetTweetRequest(tweet_id=made.tweet.tweet_id), **how)
+        await tweet.BatchGetTweets(tweet_pb2.BatchGetTweetsRequest(tweet_ids=[made.tweet.tweet_id]), **how)
+        await self.client.delete(me, made.tweet.tweet_id)
+        await tweet.ListUserTweets(tweet_pb2.ListUserTweetsRequest(user_id=other), **how)
+        biggest = await graph.GetUser(graph_pb2.GetUserRequest(user_id=other), **how)
+        assert biggest.user.follower_count == BIGGEST_FOLLOWERS
+        await graph.BatchGetUsers(graph_pb2.BatchGetUsersRequest(user_ids=[me, other]), **how)
+        await graph.ListFollowers(graph_pb2.ListFollowersRequest(user_id=other), **how)
+        await graph.ListFollowing(graph_pb2.ListFollowingRequest(user_id=other), **how)
+        await self.client.rebuild(me)
+
     async def every_walk_is_exact(self) -> int:
         """Returns the number of items read."""
         read: list[int] = []
@@ -127,6 +138,24 @@ async def log_is_empty(client: Client) -> bool:
     return not any(partition.lag_messages for partition in (await status(client)).partitions)
 
 
+def call_matrix() -> set[tuple[str, str]]:
+    """Who calls whom by which RPC, as the README shows it."""
+    services = {"tweet_svc", "graph_svc", "fanout_svc", "timeline_svc"}
+    rows = re.findall(r"^\| (\w+) \| (\w+)_svc \| (\w+)(?: ⇉)? \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) > 10
+    return {(f"service:{who}" if who in services else who, f"{area}.{rpc}") for who, area, rpc in rows}
+
+
+def evict_bodies(mesh: RunningMesh, tweet_ids: Iterable[int]) -> None:
+    with Redis.from_url(mesh.mesh.valkey_url) as valkey:
+        valkey.delete(*(f"tweet:{tweet_id}" for tweet_id in tweet_ids))
+
+
+def number_of_lists(mesh: RunningMesh) -> int:
+    with Redis.from_url(mesh.mesh.valkey_url) as valkey:
+        return sum(1 for _ in valkey.scan_iter("timeline:*", count=1_000))
+
+
 def calls_seen(log: str) -> Counter[tuple[str, str]]:
     """(kind of caller, RPC) of each call that succeeded."""
     pattern = re.compile(r"call caller=(\S+) method=/starling\.(\w+)\.v1\.\w+/(\w+) code=OK")
@@ -140,9 +169,9 @@ async def test_everybody_on_reed98_reads_their_exact_home_timeline(reed98: Path,
     async with noisy_mesh.client() as client:
         report = await import_graph(client, edges)
         assert (report.users_created, report.follows_created, report.follows_refused) == (ACCOUNTS, FOLLOWS, 0)
-        assert (await client.user(handle_of(BIGGEST))).follower_count == BIGGEST_FOLLOWERS
         people = People(client, edges, report.user_ids)
-        await people.first_pages_are_read()  # Now everybody has a list.
+        await people.first_pages_are_read()
+        await eventually(lambda: number_of_lists(noisy_mesh) == ACCOUNTS, 60)  # They are made behind the reads.
 
         await people.all_post(TWEETS_EACH)
         await eventually(lambda: log_is_empty(client), 120)
@@ -157,11 +186,13 @@ async def test_everybody_on_reed98_reads_their_exact_home_timeline(reed98: Path,
         assert len(followers) == BIGGEST_FOLLOWERS
         for label in followers:
             assert the_biggest <= set(await people.walk(label))
+        evict_bodies(noisy_mesh, the_biggest)
         assert len(await people.walk(BIGGEST)) == ITS_HOME, "past the cap"
         items = await people.every_walk_is_exact()
         assert items == TWEETS_EACH * (FOLLOWS + ACCOUNTS)
+        await people.do_all_else_that_people_do()
     seen = calls_seen(noisy_mesh.log())
-    assert set(seen) >= CALL_MATRIX, "every edge of the call matrix is used"
+    assert set(seen) == call_matrix(), "every edge of the call matrix is used, and no other"
     print("\n".join(f"  {caller:24} {rpc:28} {count:>7,}" for (caller, rpc), count in sorted(seen.items())))
 
 
