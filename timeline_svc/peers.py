@@ -3,7 +3,6 @@ an unknown viewer."""
 
 from array import array
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack
 
 import grpc
 
@@ -57,19 +56,16 @@ class Tweets:
 
     async def hydrate(self, tweet_ids: Sequence[int]) -> dict[int, tweet_pb2.Tweet]:
         """The bodies of visible tweets, over one stream of batches."""
+        batches = [tweet_ids[start : start + _HYDRATE_MAX] for start in range(0, len(tweet_ids), _HYDRATE_MAX)]
+        requests = (tweet_pb2.HydrateTweetsRequest(tweet_ids=batch) for batch in batches)
         found: dict[int, tweet_pb2.Tweet] = {}
         with translated("tweet_svc"):
-            async with AsyncExitStack() as stack:
-                call = self._stub.HydrateTweets(timeout=remaining(_CALL_SECONDS), metadata=self._credentials.metadata())
-                await stack.enter_async_context(streaming(call))
-                for start in range(0, len(tweet_ids), _HYDRATE_MAX):
-                    batch = tweet_ids[start : start + _HYDRATE_MAX]
-                    await call.write(tweet_pb2.HydrateTweetsRequest(tweet_ids=batch))
-                    reply = await call.read()
-                    if not isinstance(reply, tweet_pb2.HydrateTweetsResponse):
-                        break
+            call = self._stub.HydrateTweets(
+                requests, timeout=remaining(_CALL_SECONDS), metadata=self._credentials.metadata()
+            )
+            async with streaming(call):
+                async for reply in call:
                     found |= {tweet.tweet_id: tweet for tweet in reply.tweets}
-                await call.done_writing()
         return found
 
     async def author_ids(

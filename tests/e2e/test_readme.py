@@ -13,7 +13,8 @@ README = (ROOT / "README.md").read_text()
 
 
 def block(language: str, containing: str) -> str:
-    found: list[str] = [text for text in re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL) if containing in text]
+    blocks: list[str] = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    found = [text for text in blocks if containing in text]
     assert len(found) == 1
     return found[0]
 
