@@ -35,7 +35,7 @@ test: $(READY) ## Run all tests in parallel
 	@$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 test-long: $(READY) ## Run the model test for MODEL_SECONDS (half an hour unless told otherwise)
-	@STARLING_MODEL_SECONDS=$(MODEL_SECONDS) $(BIN)/pytest -n 2 tests/model --timeout 0 $(PYTEST_ARGS)
+	@STARLING_MODEL_SECONDS=$(MODEL_SECONDS) $(BIN)/pytest -n 2 -m '' tests/model tests/sim --timeout 0 $(PYTEST_ARGS)
 
 check: $(READY) gen-check ## Formatting, lint, types, protos, generated code
 	@$(BIN)/ruff format --check $(SOURCES)

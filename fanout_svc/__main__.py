@@ -1,24 +1,30 @@
 """fanout_svc: wiring, and nothing else."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from contextlib import AsyncExitStack
 
 import grpc
 
-from fanout_svc.followers import Followers
+from fanout_svc.peers import Peers
 from fanout_svc.service import ALLOWED, FanoutService
-from fanout_svc.worker import Worker
+from fanout_svc.worker import IN_HAND_MAX, Figures, Worker
 from mesh import caches, channels, principals
 from mesh.background import process_name
 from mesh.caches.bodies import Bodies
 from mesh.clock import SystemClock
 from mesh.config import Config, load
 from mesh.eventlog import topics, valkey_streams
+from mesh.eventlog.port import Topic
 from mesh.server import run
 from mesh.timelines import valkey as valkey_timelines
 from mesh.valkey import Valkey
 from starling.fanout.v1 import fanout_pb2_grpc
+
+_TOPICS = (topics.TWEET_FANOUT, topics.FANOUT_TASKS)
+_SLOW_TOPICS = (topics.FANOUT_TASKS_SLOW,)
+_SLOW_IN_HAND_MAX = 2
+"""Few hands: what may wait must not delay what may not."""
 
 
 class FanoutConfig(Config):
@@ -26,6 +32,8 @@ class FanoutConfig(Config):
 
     graph_target: str
     """Where graph_svc is."""
+    tweet_target: str
+    """Where tweet_svc is."""
 
 
 class App:
@@ -38,26 +46,39 @@ class App:
         clock = SystemClock()
         libraries = (valkey_timelines.LIBRARY, valkey_streams.LIBRARY, caches.LIBRARY)
         self._valkey = Valkey(config.valkey_url, key_prefix=config.key_prefix, libraries=libraries)
-        self._channel = channels.connect(config.graph_target, max_message_bytes=config.max_message_bytes)
+        self._graph = channels.connect(config.graph_target, max_message_bytes=config.max_message_bytes)
+        self._tweets = channels.connect(config.tweet_target, max_message_bytes=config.max_message_bytes)
         credentials = principals.Credentials(config.auth_secret.get_secret_value(), principals.service(self.name))
-        self._consumer = valkey_streams.StreamsConsumer(
+        self._figures = Figures()
+        name = process_name()
+        self._consumers = [self._consumer(name, _TOPICS), self._consumer(name, _SLOW_TOPICS)]
+        timelines = valkey_timelines.ValkeyTimelines(self._valkey, clock)
+        self._workers = [
+            Worker(
+                consumer=consumer,
+                producer=valkey_streams.StreamsProducer(self._valkey, [topics.FANOUT_TASKS]),
+                timelines=timelines,
+                bodies=Bodies(self._valkey),
+                peers=Peers(self._graph, self._tweets, credentials),
+                clock=clock,
+                figures=self._figures,
+                in_hand_max=in_hand_max,
+            )
+            for consumer, in_hand_max in zip(self._consumers, (IN_HAND_MAX, _SLOW_IN_HAND_MAX), strict=True)
+        ]
+
+    def _consumer(self, name: str, of: Sequence[Topic]) -> valkey_streams.StreamsConsumer:
+        return valkey_streams.StreamsConsumer(
             self._valkey,
-            topics=[topics.TWEET_FANOUT],
+            topics=of,
             group=topics.FANOUT_WORKERS,
-            name=process_name(),
+            name=name,
             dead_letters=topics.FANOUT_DEAD_LETTERS,
-        )
-        self._worker = Worker(
-            consumer=self._consumer,
-            timelines=valkey_timelines.ValkeyTimelines(self._valkey, clock),
-            bodies=Bodies(self._valkey),
-            followers=Followers(self._channel, credentials).of,
-            clock=clock,
         )
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         """See the protocol."""
-        service = FanoutService(self._consumer, self._worker.figures)
+        service = FanoutService(self._consumers, self._figures)
         fanout_pb2_grpc.add_FanoutServiceServicer_to_server(service, server)
         return ["starling.fanout.v1.FanoutService"]
 
@@ -66,14 +87,16 @@ class App:
 
     def loops(self, stopping: asyncio.Event) -> list[Awaitable[None]]:
         """See the protocol."""
-        return [self._worker.run(stopping)]
+        return [worker.run(stopping) for worker in self._workers]
 
     async def stop(self) -> None:
         """See the protocol."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._valkey.close)
-            stack.push_async_callback(self._channel.close)
-            await self._consumer.close()
+            stack.push_async_callback(self._graph.close)
+            stack.push_async_callback(self._tweets.close)
+            for consumer in self._consumers:
+                await consumer.close()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """FanoutService: how far behind fan-out is."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fanout_svc.worker import Figures
@@ -16,8 +17,8 @@ ALLOWED: Allowed = {
 class FanoutService(fanout_pb2_grpc.FanoutServiceServicer):
     """See the proto."""
 
-    def __init__(self, consumer: Consumer, figures: Figures) -> None:
-        self._consumer = consumer
+    def __init__(self, consumers: Sequence[Consumer], figures: Figures) -> None:
+        self._consumers = consumers
         self._figures = figures
 
     async def GetFanoutStatus(
@@ -30,15 +31,17 @@ class FanoutService(fanout_pb2_grpc.FanoutServiceServicer):
                 fanout_pb2.PartitionLag(
                     topic=lag.topic, partition=lag.partition, lag_messages=lag.messages, lag_seconds=lag.seconds
                 )
-                for lag in await self._consumer.lag()
+                for consumer in self._consumers
+                for lag in await consumer.lag()
             ],
-            dead_letters=await self._consumer.dead_letters(),
+            dead_letters=await self._consumers[0].dead_letters(),
             worker=fanout_pb2.WorkerStatus(
-                name=self._consumer.name,
+                name=self._consumers[0].name,
                 events=self._figures.events,
                 deliveries=self._figures.deliveries,
                 deliveries_to_lists=self._figures.deliveries_to_lists,
                 retries=self._figures.retries,
+                drained_buckets=self._figures.drained_buckets,
                 delay=fanout_pb2.DelayPercentiles(
                     p50_seconds=p50,
                     p95_seconds=p95,

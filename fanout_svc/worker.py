@@ -7,19 +7,22 @@ tried without end, in place; only what can never succeed goes to the dead letter
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from fanout_svc import core
-from fanout_svc.core import Action, Decision, InvalidEventError
+from fanout_svc.core import Action, InvalidEventError
+from fanout_svc.peers import Peers
 from mesh.caches.bodies import Bodies
 from mesh.clock import Clock
 from mesh.errors import NotFoundError, UnavailableError
-from mesh.eventlog.port import Consumer, Record
+from mesh.eventlog.port import PUBLISH_RECORDS_MAX, Consumer, LogFullError, Producer, Record
+from mesh.eventlog.topics import FANOUT_TASKS
 from mesh.ids import time_ms_of
 from mesh.timelines import port as lists
 from mesh.timelines.port import Timelines
+from starling.event.v1 import event_pb2
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +32,6 @@ _RENEW_SECONDS = 3.0
 _BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 _DELAYS_KEPT = 10_000
 
-Followers = Callable[[int], AsyncIterator[Sequence[int]]]
-"""All followers of an author, chunk by chunk. Raises NotFoundError and UnavailableError."""
-
 
 @dataclass(slots=True)
 class Figures:
@@ -40,6 +40,7 @@ class Figures:
     events: int = 0
     deliveries: int = 0
     deliveries_to_lists: int = 0
+    drained_buckets: int = 0
     retries: int = 0
     delay_max_seconds: float = 0.0
     delays: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_DELAYS_KEPT))
@@ -64,46 +65,113 @@ class Figures:
         return found or [0.0] * len(shares)
 
 
+@dataclass(slots=True)
+class Batch:
+    """Records that are worked on together: the first one's event, and the tweets of all."""
+
+    event: event_pb2.TweetEvent
+    tweet_ids: list[int]
+    records: list[Record]
+
+
 class Worker:
-    """One member of the group. Memory is bounded: IN_HAND_MAX events, one chunk of followers each."""
+    """One member of the group. Memory is bounded: `in_hand_max` events, one chunk of followers each."""
 
     def __init__(
-        self, *, consumer: Consumer, timelines: Timelines, bodies: Bodies, followers: Followers, clock: Clock
+        self,
+        *,
+        consumer: Consumer,
+        producer: Producer,
+        timelines: Timelines,
+        bodies: Bodies,
+        peers: Peers,
+        clock: Clock,
+        figures: Figures,
+        in_hand_max: int = IN_HAND_MAX,
     ) -> None:
         self._consumer = consumer
+        self._producer = producer
         self._timelines = timelines
         self._bodies = bodies
-        self._followers = followers
+        self._peers = peers
         self._clock = clock
-        self._in_hand: dict[asyncio.Task[None], Record] = {}
-        self.figures = Figures()
+        self._figures = figures
+        self._in_hand_max = in_hand_max
+        self._in_hand: dict[asyncio.Task[None], list[Record]] = {}
 
-    async def process(self, record: Record) -> None:
-        """Act on one record, then acknowledge it. Raises UnavailableError: it is to be tried again."""
+    async def batches(self, records: Sequence[Record]) -> list[Batch]:
+        """Records that are worked on together; those that can never succeed are buried. Raises UnavailableError."""
+        batches: dict[object, Batch] = {}
+        for number, record in enumerate(records):
+            try:
+                event = core.read(record.value)
+            except InvalidEventError as error:
+                await self._bury(record, str(error))
+                continue
+            batch = batches.get(key := core.batch_key(event) or number)
+            if batch is None or len(batch.tweet_ids) >= core.TWEETS_PER_TASK_MAX // 2:
+                batches[key if batch is None else number] = Batch(event, core.tweets_of(event), [record])
+            else:
+                batch.tweet_ids += core.tweets_of(event)
+                batch.records.append(record)
+        return list(batches.values())
+
+    async def process(self, batch: Batch) -> None:
+        """Act, then acknowledge. Raises UnavailableError: it is to be tried again."""
         try:
-            decision = core.plan(core.read(record.value))
-            await self._act(decision)
-        except InvalidEventError as error:
-            await self._bury(record, str(error))
+            await self._act(batch)
         except NotFoundError as error:
-            await self._bury(record, f"unknown author: {error}")
-        else:
-            await self._consumer.ack([record])
-            self.figures.events += 1
-
-    async def _act(self, decision: Decision) -> None:
-        if decision.action is Action.ERASE:
-            await self._bodies.put_deleted(decision.tweet_id, decision.version)
+            for record in batch.records:
+                await self._bury(record, f"unknown author: {error}")
             return
-        # What tweet_svc did inline, again, before anything else and before the event is acknowledged: an outage
-        # during the post heals itself here.
-        own = [lists.home(decision.author_id), lists.author(decision.author_id)]
-        await self._timelines.push(own, [decision.tweet_id])
-        async for chunk in self._followers(decision.author_id):
+        await self._consumer.ack(batch.records)
+        self._figures.events += len(batch.records)
+
+    async def _act(self, batch: Batch) -> None:
+        event, tweet_ids = batch.event, batch.tweet_ids
+        author = core.Author.of(await self._peers.mode(event.author_id)) if core.needs_author(event) else None
+        action = core.plan(event, author)
+        if action in {Action.INLINE, Action.SPLIT, Action.OWN}:
+            # What tweet_svc did inline, again, before anything else and before the event is acknowledged: an outage
+            # during the post heals itself here.
+            own = [lists.home(event.author_id), lists.author(event.author_id)]
+            await self._timelines.push(own, tweet_ids)
+        match action:
+            case Action.INLINE:
+                await self._deliver(event.author_id, None, tweet_ids)
+            case Action.SPLIT if author:
+                await self._split(event.author_id, tweet_ids, author.bucket_count)
+            case Action.BUCKET:
+                await self._deliver(event.author_id, event.bucket.bucket, tweet_ids)
+            case Action.DRAIN:
+                await self._drain(event.author_id, event.drain.epoch, event.drain.bucket)
+            case Action.ERASE:
+                await self._bodies.put_deleted(event.deleted.tweet_id, event.deleted.version)
+
+    async def _deliver(self, author_id: int, bucket: int | None, tweet_ids: Sequence[int]) -> None:
+        async for chunk in self._peers.followers(author_id, bucket):
             keys = [lists.home(follower_id) for follower_id in chunk]
-            hit = await self._timelines.push(keys, [decision.tweet_id])
-            delay_ms = self._clock.now_ms() - time_ms_of(decision.tweet_id)
-            self.figures.delivered(len(keys), hit, max(0, delay_ms) / 1_000)
+            hit = await self._timelines.push(keys, tweet_ids)
+            now = self._clock.now_ms()
+            for tweet_id in tweet_ids:
+                self._figures.delivered(len(keys), hit, max(0, now - time_ms_of(tweet_id)) / 1_000)
+
+    async def _split(self, author_id: int, tweet_ids: list[int], bucket_count: int) -> None:
+        """The parent is acknowledged when its parts are in the log, which keeps them as it kept the parent."""
+        tasks = core.bucket_tasks(author_id, tweet_ids, bucket_count)
+        try:
+            for start in range(0, len(tasks), PUBLISH_RECORDS_MAX):
+                await self._producer.publish(FANOUT_TASKS.name, tasks[start : start + PUBLISH_RECORDS_MAX])
+        except LogFullError as error:
+            raise UnavailableError(str(error), reason="LOG_FULL") from error
+
+    async def _drain(self, author_id: int, epoch: int, bucket: int) -> None:
+        """Also when the author's epoch is over: a cache that failed may have lost what was merged before."""
+        ids, down_to = await self._peers.newest(author_id, self._timelines.cap)
+        async for chunk in self._peers.followers(author_id, bucket):
+            await self._timelines.merge([lists.home(follower_id) for follower_id in chunk], ids, down_to)
+        await self._peers.complete_drain(author_id, epoch, bucket)
+        self._figures.drained_buckets += 1
 
     async def _bury(self, record: Record, cause: str) -> None:
         log.error("dead letter from %s/%d at %s: %s", record.topic, record.partition, record.position, cause)
@@ -125,35 +193,35 @@ class Worker:
 
     async def _take(self, stopping: asyncio.Event) -> bool:
         """Poll for as many as there is room for; False when there is none."""
-        room = IN_HAND_MAX - len(self._in_hand)
-        if room == 0:
+        room = self._in_hand_max - sum(len(records) for records in self._in_hand.values())
+        if room <= 0:
             return False
         try:
-            records = await self._consumer.poll(room, _POLL_SECONDS)
+            batches = await self.batches(await self._consumer.poll(room, _POLL_SECONDS))
         except UnavailableError as error:
             log.warning("the event log is away: %s", error)
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), _POLL_SECONDS)
             return True
-        for record in records:
-            task = asyncio.create_task(self._until_done(record, stopping))
-            self._in_hand[task] = record
+        for batch in batches:
+            task = asyncio.create_task(self._until_done(batch, stopping))
+            self._in_hand[task] = batch.records
             task.add_done_callback(self._done)
         return True
 
     def _done(self, task: asyncio.Task[None]) -> None:
         del self._in_hand[task]
         if not task.cancelled() and (error := task.exception()):
-            # A fault of ours: the record stays unacknowledged and comes again.
+            # A fault of ours: the records stay unacknowledged and come again.
             log.error("a record failed", exc_info=error)
 
-    async def _until_done(self, record: Record, stopping: asyncio.Event) -> None:
+    async def _until_done(self, batch: Batch, stopping: asyncio.Event) -> None:
         attempt = 0
         while True:
             try:
-                return await self.process(record)
+                return await self.process(batch)
             except UnavailableError as error:
-                self.figures.retries += 1
+                self._figures.retries += 1
                 log.warning("again: %s", error)
             if stopping.is_set():
                 return None  # unacknowledged: another member takes it
@@ -165,4 +233,4 @@ class Worker:
         while True:
             await asyncio.sleep(_RENEW_SECONDS)
             with suppress(UnavailableError):
-                await self._consumer.renew(list(self._in_hand.values()))
+                await self._consumer.renew([record for records in self._in_hand.values() for record in records])

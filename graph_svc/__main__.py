@@ -7,6 +7,8 @@ from contextlib import AsyncExitStack
 import grpc
 from pydantic import Field
 
+from graph_svc import core
+from graph_svc.modes import ModeMover
 from graph_svc.service import ALLOWED, GraphService
 from graph_svc.sqlite import SqliteGraphStore
 from mesh import caches
@@ -14,6 +16,7 @@ from mesh.background import keep_lease, process_name
 from mesh.caches.viewer_versions import ViewerVersions
 from mesh.clock import SystemClock
 from mesh.config import Config, load
+from mesh.eventlog import topics, valkey_streams
 from mesh.ids import Snowflakes
 from mesh.page_tokens import PageTokens
 from mesh.server import run
@@ -28,6 +31,8 @@ class GraphConfig(Config):
     """Path of the SQLite file."""
     bucket_size: int = Field(10_000, ge=1)
     """Followers to a bucket. Fixed once there are users: a follower never moves."""
+    pull_threshold: int = Field(100_000, ge=core.PULL_THRESHOLD_MIN, le=core.PULL_THRESHOLD_MAX)
+    """Followers from which an author is pulled, until an operator sets another number."""
 
 
 class App:
@@ -38,15 +43,19 @@ class App:
 
     def __init__(self, config: GraphConfig) -> None:
         clock = SystemClock()
-        self._valkey = Valkey(config.valkey_url, key_prefix=config.key_prefix, libraries=(caches.LIBRARY,))
+        libraries = (caches.LIBRARY, valkey_streams.LIBRARY)
+        self._valkey = Valkey(config.valkey_url, key_prefix=config.key_prefix, libraries=libraries)
         self._store = SqliteGraphStore(config.graph_database, bucket_size=config.bucket_size)
         self._snowflakes = Snowflakes(self._store, clock, process_name())
+        producer = valkey_streams.StreamsProducer(self._valkey, [topics.FANOUT_TASKS_SLOW])
+        self._mover = ModeMover(self._store, producer, clock, config.pull_threshold)
         self._service = GraphService(
             store=self._store,
             versions=ViewerVersions(self._valkey),
             snowflakes=self._snowflakes,
             page_tokens=PageTokens([key.get_secret_value() for key in config.page_token_keys]),
             clock=clock,
+            threshold=self._mover.threshold,
         )
 
     def register(self, server: grpc.aio.Server) -> list[str]:
@@ -61,7 +70,7 @@ class App:
 
     def loops(self, stopping: asyncio.Event) -> list[Awaitable[None]]:
         """See the protocol."""
-        return [keep_lease(self._snowflakes, stopping)]
+        return [keep_lease(self._snowflakes, stopping), self._mover.run(stopping)]
 
     async def stop(self) -> None:
         """See the protocol."""

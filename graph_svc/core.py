@@ -3,11 +3,14 @@
 import re
 import unicodedata
 
-from graph_svc.store import User
+from graph_svc.store import DrainTask, Mode, User
 from mesh.errors import InvalidArgumentError
+from starling.event.v1 import event_pb2
 from starling.graph.v1 import graph_pb2
 
 DISPLAY_NAME_MAX = 50
+PULL_THRESHOLD_MIN, PULL_THRESHOLD_MAX = 2, 1_000_000_000
+_PUSH_BELOW_PERCENT = 80
 _HANDLE = re.compile(r"[A-Za-z0-9_]{1,15}")
 
 
@@ -41,3 +44,32 @@ def to_message(user: User) -> graph_pb2.User:
     )
     message.created_at.FromMilliseconds(user.created_ms)
     return message
+
+
+def push_below(pull_threshold: int) -> int:
+    """Pulled authors with fewer followers than this are pushed again: well below the threshold, so that an author
+    who oscillates about it doesn't change modes all the time."""
+    return pull_threshold * _PUSH_BELOW_PERCENT // 100
+
+
+def pull_threshold(policy: graph_pb2.FanoutPolicy) -> int:
+    """The threshold of a policy. Raises InvalidArgumentError."""
+    if not PULL_THRESHOLD_MIN <= policy.pull_threshold <= PULL_THRESHOLD_MAX:
+        raise InvalidArgumentError("policy.pull_threshold", f"Must be {PULL_THRESHOLD_MIN} to {PULL_THRESHOLD_MAX:,}.")
+    return policy.pull_threshold
+
+
+def mode_message(mode: Mode) -> graph_pb2.AuthorMode.ValueType:
+    """A mode as the protos say it."""
+    return {
+        Mode.PUSH: graph_pb2.AUTHOR_MODE_PUSH,
+        Mode.PULL: graph_pb2.AUTHOR_MODE_PULL,
+        Mode.DRAIN: graph_pb2.AUTHOR_MODE_DRAIN,
+    }[mode]
+
+
+def drain_event(task: DrainTask) -> bytes:
+    """A drain task as the log carries it."""
+    event = event_pb2.TweetEvent(author_id=task.author_id)
+    event.drain.epoch, event.drain.bucket = task.epoch, task.bucket
+    return event.SerializeToString()

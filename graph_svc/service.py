@@ -1,10 +1,12 @@
 """GraphService: checks, then the store, then what readers have cached is made void before the reply."""
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from graph_svc import core
-from graph_svc.store import GraphStore, User
+from graph_svc.store import AuthorState, DrainTask, GraphStore, Mode, ModeChange, User
 from mesh import checks, principals
 from mesh.caches.viewer_versions import ViewerVersions
 from mesh.clock import Clock
@@ -26,11 +28,21 @@ ALLOWED: Allowed = {
     _SERVICE + "ListFollowing": ANYONE,
     _SERVICE + "StreamFollowers": SERVICES,
     _SERVICE + "GetViewerContext": SERVICES,
+    _SERVICE + "GetAuthorMode": SERVICES,
+    _SERVICE + "CompleteDrain": SERVICES,
+    _SERVICE + "WatchPullAuthors": SERVICES,
+    _SERVICE + "GetFanoutPolicy": OPERATORS | SERVICES,
+    _SERVICE + "UpdateFanoutPolicy": OPERATORS,
 }
 
 _BATCH_MAX = 100
 _EDGES_MAX = 1_000
 _PAGE_MAX = 1_000
+_WATCH_CHUNK = 4_096
+_WATCH_SECONDS = 20.0
+"""A watch ends after so long, before its connection is too old; the reader calls again."""
+_WATCH_POLL_SECONDS = 0.5
+_HEARTBEAT_SECONDS = 3.0
 
 _Page = Callable[[int, int, int], Awaitable[list[int]]]
 
@@ -46,8 +58,10 @@ class GraphService(graph_pb2_grpc.GraphServiceServicer):
         snowflakes: Snowflakes,
         page_tokens: PageTokens,
         clock: Clock,
+        threshold: Callable[[], Awaitable[int]],
         stream_chunk: int = 4_096,
     ) -> None:
+        self._threshold = threshold
         self._store = store
         self._versions = versions
         self._snowflakes = snowflakes
@@ -152,10 +166,8 @@ class GraphService(graph_pb2_grpc.GraphServiceServicer):
     ) -> AsyncIterator[graph_pb2.StreamFollowersResponse]:
         """See the proto. One chunk in memory at a time."""
         author_id = checks.required_id("author_id", request.author_id)
-        count = await self._store.bucket_count(author_id)
-        if count is None:
-            raise NotFoundError("No such user.", reason="USER_NOT_FOUND", user_id=str(author_id))
-        buckets = [request.bucket] if request.HasField("bucket") else range(count)
+        state = await self._author_state(author_id)
+        buckets = [request.bucket] if request.HasField("bucket") else range(state.bucket_count)
         for bucket in buckets:
             after = 0
             while True:  # `after` rises with each chunk.
@@ -177,6 +189,77 @@ class GraphService(graph_pb2_grpc.GraphServiceServicer):
         return graph_pb2.GetViewerContextResponse(
             version=viewer.version, followee_ids=viewer.followee_ids, since=viewer.since
         )
+
+    async def _author_state(self, author_id: int) -> AuthorState:
+        state = await self._store.author_state(author_id)
+        if state is None:
+            raise NotFoundError("No such user.", reason="USER_NOT_FOUND", user_id=str(author_id))
+        return state
+
+    async def GetAuthorMode(
+        self, request: graph_pb2.GetAuthorModeRequest, context: Any
+    ) -> graph_pb2.GetAuthorModeResponse:
+        """See the proto."""
+        state = await self._author_state(checks.required_id("author_id", request.author_id))
+        return graph_pb2.GetAuthorModeResponse(
+            mode=core.mode_message(state.mode),
+            epoch=state.epoch,
+            age_seconds=max(0, self._clock.now_ms() - state.since_ms) / 1_000,
+            bucket_count=state.bucket_count,
+        )
+
+    async def CompleteDrain(
+        self, request: graph_pb2.CompleteDrainRequest, context: Any
+    ) -> graph_pb2.CompleteDrainResponse:
+        """See the proto."""
+        author_id = checks.required_id("author_id", request.author_id)
+        task = DrainTask(author_id, request.epoch, request.bucket)
+        completed = await self._store.complete_drain(task, self._clock.now_ms())
+        return graph_pb2.CompleteDrainResponse(completed=completed)
+
+    async def WatchPullAuthors(
+        self, request: graph_pb2.WatchPullAuthorsRequest, context: Any
+    ) -> AsyncIterator[graph_pb2.WatchPullAuthorsResponse]:
+        """See the proto. `as_of_ms` is taken before the store is read, so that it never promises too much."""
+        as_of = self._clock.now_ms()
+        sequence = await self._store.mode_sequence()  # Before the snapshot: a change in between comes twice.
+        after, complete = 0, False
+        while not complete:  # `after` rises with each chunk.
+            ids = await self._store.pulled_authors(after, _WATCH_CHUNK)
+            after, complete = (ids[-1] if ids else after), len(ids) < _WATCH_CHUNK
+            snapshot = graph_pb2.PullAuthorsSnapshot(author_ids=ids, complete=complete)
+            yield graph_pb2.WatchPullAuthorsResponse(as_of_ms=as_of, snapshot=snapshot)
+        end = time.monotonic() + _WATCH_SECONDS
+        said = time.monotonic()
+        while time.monotonic() < end:
+            await asyncio.sleep(_WATCH_POLL_SECONDS)
+            as_of = self._clock.now_ms()
+            changes = await self._store.mode_changes(sequence, _WATCH_CHUNK)
+            if changes or time.monotonic() - said >= _HEARTBEAT_SECONDS:
+                yield _changes_message(as_of, changes)
+                sequence = changes[-1].sequence if changes else sequence
+                said = time.monotonic()
+
+    async def GetFanoutPolicy(
+        self, request: graph_pb2.GetFanoutPolicyRequest, context: Any
+    ) -> graph_pb2.GetFanoutPolicyResponse:
+        """See the proto."""
+        policy = graph_pb2.FanoutPolicy(pull_threshold=await self._threshold())
+        return graph_pb2.GetFanoutPolicyResponse(policy=policy)
+
+    async def UpdateFanoutPolicy(
+        self, request: graph_pb2.UpdateFanoutPolicyRequest, context: Any
+    ) -> graph_pb2.UpdateFanoutPolicyResponse:
+        """See the proto."""
+        await self._store.set_pull_threshold(core.pull_threshold(request.policy))
+        return graph_pb2.UpdateFanoutPolicyResponse(policy=request.policy)
+
+
+def _changes_message(as_of_ms: int, changes: Sequence[ModeChange]) -> graph_pb2.WatchPullAuthorsResponse:
+    message = graph_pb2.WatchPullAuthorsResponse(as_of_ms=as_of_ms, changes=graph_pb2.PullAuthorsChanges())
+    message.changes.added.extend(change.author_id for change in changes if change.mode is not Mode.PUSH)
+    message.changes.removed.extend(change.author_id for change in changes if change.mode is Mode.PUSH)
+    return message
 
 
 def _pair(followee_id: int) -> tuple[int, int]:

@@ -9,6 +9,9 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
+from graph_svc.sqlite_modes import SCHEMA as MODES_SCHEMA
+from graph_svc.sqlite_modes import USER_COLUMNS as MODES_USER_COLUMNS
+from graph_svc.sqlite_modes import SqliteAuthorModes
 from graph_svc.store import FOLLOWEES_MAX, ImportCounts, User, ViewerContext
 from mesh.errors import FailedPreconditionError, NotFoundError
 from mesh.sqlite import Database, key
@@ -26,7 +29,9 @@ CREATE TABLE IF NOT EXISTS users (
     follower_count INTEGER NOT NULL DEFAULT 0,
     following_count INTEGER NOT NULL DEFAULT 0,
     version INTEGER NOT NULL DEFAULT 0,
-    follower_rows INTEGER NOT NULL DEFAULT 0
+    follower_rows INTEGER NOT NULL DEFAULT 0,"""
+    + MODES_USER_COLUMNS
+    + """
 );
 CREATE TABLE IF NOT EXISTS following (
     follower_id INTEGER NOT NULL,
@@ -44,18 +49,19 @@ CREATE TABLE IF NOT EXISTS followers (
 CREATE INDEX IF NOT EXISTS followers_by_bucket
     ON followers (followee_id, bucket, follower_id) WHERE active = 1;
 """
+    + MODES_SCHEMA
 )
 _USER = "user_id, handle, display_name, created_ms, follower_count, following_count"
 
 
-class SqliteGraphStore(SqliteWorkerLeases):
+class SqliteGraphStore(SqliteWorkerLeases, SqliteAuthorModes):
     """See the port. `bucket_size`: followers to a bucket."""
 
     def __init__(self, path: str | Path, *, bucket_size: int = 10_000, synchronous: str = "FULL") -> None:
         assert bucket_size >= 1
         self._database = Database(path, _SCHEMA, synchronous=synchronous)
-        super().__init__(self._database)
-        self._bucket_size = bucket_size
+        SqliteWorkerLeases.__init__(self, self._database)
+        SqliteAuthorModes.__init__(self, self._database, bucket_size)
 
     async def open(self) -> None:
         """Open the file, making it where it is missing."""
@@ -174,15 +180,6 @@ class SqliteGraphStore(SqliteWorkerLeases):
             " AND follower_id > ? ORDER BY follower_id LIMIT ?",
             (key(author_id), bucket, key(after_id), limit),
         )
-
-    async def bucket_count(self, author_id: int) -> int | None:
-        """See the port."""
-
-        def work(connection: sqlite3.Connection) -> int | None:
-            row = connection.execute("SELECT follower_rows FROM users WHERE user_id = ?", (key(author_id),)).fetchone()
-            return max(1, -(-row[0] // self._bucket_size)) if row else None
-
-        return await self._database.read(work)
 
     async def list_followers(self, user_id: int, after_id: int, limit: int) -> list[int]:
         """See the port."""

@@ -5,6 +5,7 @@ Every method may raise `UnavailableError`; nothing is then known of its effect, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
 
 from mesh.ids import WorkerLeases
@@ -42,7 +43,102 @@ class ImportCounts:
     refused: int
 
 
-class GraphStore(WorkerLeases, Protocol):
+class Mode(IntEnum):
+    """How an author's tweets reach followers; see the proto. The numbers are stored."""
+
+    PUSH = 0
+    PULL = 1
+    DRAIN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorState:
+    """An author's mode, since when, and the number of follower buckets (at least 1, never falls)."""
+
+    mode: Mode
+    epoch: int
+    since_ms: int
+    bucket_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModeChange:
+    """A change of mode. `sequence` orders all changes of all authors."""
+
+    sequence: int
+    author_id: int
+    mode: Mode
+
+
+@dataclass(frozen=True, slots=True)
+class DrainTask:
+    """One bucket of an author in DRAIN, to be mended."""
+
+    author_id: int
+    epoch: int
+    bucket: int
+
+
+class AuthorModes(Protocol):
+    """Authors' modes: durable, and changed only here."""
+
+    async def author_state(self, author_id: int) -> AuthorState | None:
+        """Read afresh, with all that was committed before; None: no such user."""
+        ...
+
+    async def move_modes(self, pull_from: int, push_below: int, now_ms: int) -> int:
+        """Move authors by their counts of followers, each to a new epoch; returns how many moved (a bounded number
+        at a time: call again until 0).
+
+        PUSH with `pull_from` or more → PULL; PULL below `push_below` → DRAIN, with a drain task for each bucket;
+        DRAIN with `pull_from` or more → PULL, its tasks forgotten.
+        """
+        ...
+
+    async def unpublished_drains(self, limit: int) -> list[DrainTask]:
+        """Drain tasks not yet in the log."""
+        ...
+
+    async def mark_drains_published(self, tasks: Sequence[DrainTask], now_ms: int) -> None:
+        """They are in the log."""
+        ...
+
+    async def republish_drains(self, incarnation: str, since_ms: int) -> int:
+        """When the log's incarnation isn't the one seen last: tasks published at or after `since_ms`, done or not,
+        count as unpublished, and the incarnation is remembered, in one write. Returns how many."""
+        ...
+
+    async def complete_drain(self, task: DrainTask, now_ms: int) -> bool:
+        """A bucket is mended. True when it was the last of the author's epoch: the author is in PUSH now. A repeat, or
+        a task of an epoch that is over, changes nothing."""
+        ...
+
+    async def prune_drains(self, published_before_ms: int) -> None:
+        """Forget tasks published before then whose author isn't in their epoch's DRAIN any more."""
+        ...
+
+    async def pulled_authors(self, after_id: int, limit: int) -> list[int]:
+        """Authors in PULL or DRAIN above `after_id`, ascending, at most `limit`."""
+        ...
+
+    async def mode_changes(self, after_sequence: int, limit: int) -> list[ModeChange]:
+        """The last change of each author that changed after that sequence, in order."""
+        ...
+
+    async def mode_sequence(self) -> int:
+        """The sequence of the last change."""
+        ...
+
+    async def pull_threshold(self) -> int | None:
+        """The operator's threshold; None: never set."""
+        ...
+
+    async def set_pull_threshold(self, threshold: int) -> None:
+        """Set it."""
+        ...
+
+
+class GraphStore(WorkerLeases, AuthorModes, Protocol):
     """What graph_svc owns.
 
     A viewer's version counts up by one with each of its follows and unfollows. `follow` gives the row
@@ -79,10 +175,6 @@ class GraphStore(WorkerLeases, Protocol):
 
     async def followers(self, author_id: int, bucket: int, after_id: int, limit: int) -> list[int]:
         """Follower ids of one bucket above `after_id`, ascending, at most `limit`."""
-        ...
-
-    async def bucket_count(self, author_id: int) -> int | None:
-        """How many buckets an author has (at least 1); None: no such user. Never falls."""
         ...
 
     async def list_followers(self, user_id: int, after_id: int, limit: int) -> list[int]:

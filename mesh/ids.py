@@ -35,6 +35,11 @@ def time_ms_of(snowflake: int) -> int:
     return (snowflake >> (WORKER_BITS + SEQUENCE_BITS)) + EPOCH_MS
 
 
+def first_id_of(time_ms: int) -> int:
+    """The smallest id of a millisecond; 0 before our epoch."""
+    return max(0, time_ms - EPOCH_MS) << (WORKER_BITS + SEQUENCE_BITS)
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerLease:
     """A worker number. `high_ms`: the highest time that may have been used with it; start above."""

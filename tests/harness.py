@@ -13,10 +13,11 @@ from typing import Any
 
 import grpc
 
-from fanout_svc.followers import Followers
+from fanout_svc.peers import Peers
 from fanout_svc.service import ALLOWED as FANOUT_ALLOWED
 from fanout_svc.service import FanoutService
-from fanout_svc.worker import Worker
+from fanout_svc.worker import Figures, Worker
+from graph_svc.modes import ModeMover
 from graph_svc.service import ALLOWED as GRAPH_ALLOWED
 from graph_svc.service import GraphService
 from graph_svc.sqlite import SqliteGraphStore
@@ -40,6 +41,7 @@ from starling.timeline.v1 import timeline_pb2, timeline_pb2_grpc
 from starling.tweet.v1 import tweet_pb2, tweet_pb2_grpc
 from tests.clocks import ManualClock
 from timeline_svc.peers import Graph, Tweets
+from timeline_svc.pull_authors import PullAuthors
 from timeline_svc.service import ALLOWED as TIMELINE_ALLOWED
 from timeline_svc.service import TimelineService
 from tweet_svc.accounts import Accounts
@@ -73,11 +75,20 @@ class FaultyValkey(Valkey):
 
 @dataclass
 class Faults:
-    """`pushes_left`: pushes before one is cancelled. `deferred`: finishes and covers that came late."""
+    """`pushes_left`: pushes and merges before one is cancelled. `chunks_left`: chunks of followers before their stream
+    breaks. `deferred`: finishes and covers that came late."""
 
     pushes_left: int | None = None
+    chunks_left: int | None = None
     defer: bool = False
     deferred: list[Callable[[], Awaitable[bool]]] = field(default_factory=list)
+
+    def count_push(self) -> None:
+        if self.pushes_left == 0:
+            self.pushes_left = None
+            raise asyncio.CancelledError
+        if self.pushes_left is not None:
+            self.pushes_left -= 1
 
 
 class FaultyTimelines(ValkeyTimelines):
@@ -86,11 +97,7 @@ class FaultyTimelines(ValkeyTimelines):
     faults: Faults
 
     async def push(self, keys: Sequence[ListKey], ids: Sequence[int]) -> int:
-        if self.faults.pushes_left is not None:
-            if self.faults.pushes_left == 0:
-                self.faults.pushes_left = None
-                raise asyncio.CancelledError
-            self.faults.pushes_left -= 1
+        self.faults.count_push()
         return await super().push(keys, ids)
 
     async def finish(self, key: ListKey, token: str, version: int, ids: Sequence[int], down_to: int) -> bool:
@@ -103,11 +110,30 @@ class FaultyTimelines(ValkeyTimelines):
             lambda: super(FaultyTimelines, self).cover(key, token, from_version, to_version, ids, down_to)
         )
 
+    async def merge(self, keys: Sequence[ListKey], ids: Sequence[int], down_to: int) -> int:
+        self.faults.count_push()
+        return await super().merge(keys, ids, down_to)
+
     async def _now_or_later(self, change: Callable[[], Awaitable[bool]]) -> bool:
         if self.faults.defer:
             self.faults.deferred.append(change)
             return False
         return await change()
+
+
+class FaultyPeers(Peers):
+    """Whose stream of followers may break half-way."""
+
+    faults: Faults
+
+    async def followers(self, author_id: int, bucket: int | None) -> AsyncIterator[Sequence[int]]:
+        async for chunk in super().followers(author_id, bucket):
+            if self.faults.chunks_left == 0:
+                self.faults.chunks_left = None
+                raise UnavailableError("the stream broke", reason="GRAPH_SVC_UNAVAILABLE")
+            if self.faults.chunks_left is not None:
+                self.faults.chunks_left -= 1
+            yield chunk
 
 
 @dataclass(frozen=True)
@@ -118,6 +144,7 @@ class Sizes:
     slack: int = 2
     bucket_size: int = 3
     stream_chunk: int = 2
+    pull_threshold: int = 1_000
 
 
 class Mesh:
@@ -139,7 +166,10 @@ class Mesh:
         self.tweet_ids = Snowflakes(self.tweet_store, self.clock, "tweets")
         self.user_ids = Snowflakes(self.graph_store, self.clock, "users")
         self.page_tokens = PageTokens([SECRET])
-        self.producer = valkey_streams.StreamsProducer(self.valkey, [topics.TWEET_FANOUT])
+        self.producer = valkey_streams.StreamsProducer(
+            self.valkey, [topics.TWEET_FANOUT, topics.FANOUT_TASKS, topics.FANOUT_TASKS_SLOW]
+        )
+        self.mover = ModeMover(self.graph_store, self.producer, self.clock, sizes.pull_threshold)
         self.relay = Relay(self.tweet_store, self.producer, self.clock)
 
     async def _start(self, stack: AsyncExitStack) -> None:
@@ -176,6 +206,7 @@ class Mesh:
             snowflakes=self.user_ids,
             page_tokens=self.page_tokens,
             clock=self.clock,
+            threshold=self.mover.threshold,
             stream_chunk=self.sizes.stream_chunk,
         )
         self.graph_channel = await self._serve(
@@ -203,6 +234,8 @@ class Mesh:
 
     async def _start_timelines(self) -> None:
         credentials = self._credentials("timeline_svc")
+        self.pull_authors = PullAuthors(self.graph_channel, credentials, self.clock)
+        await self.pull_authors.follow(once=True)
         self.timeline_service = TimelineService(
             valkey=self.valkey,
             timelines=self.timelines,
@@ -210,6 +243,7 @@ class Mesh:
             bodies=Bodies(self.valkey),
             graph=Graph(self.graph_channel, credentials),
             tweets=Tweets(self.tweet_channel, credentials),
+            pull_authors=self.pull_authors,
             page_tokens=self.page_tokens,
             clock=self.clock,
         )
@@ -221,7 +255,7 @@ class Mesh:
 
     async def _start_fanout(self) -> None:
         self.new_worker()
-        service = FanoutService(self.consumer, self.worker.figures)
+        service = FanoutService([self.consumer], self.figures)
         channel = await self._serve(
             FANOUT_ALLOWED, lambda server: fanout_pb2_grpc.add_FanoutServiceServicer_to_server(service, server)
         )
@@ -229,21 +263,26 @@ class Mesh:
 
     def new_worker(self) -> None:
         """The worker's process is gone, with all that it had in hand; another one starts."""
+        self.figures = Figures()
         self.consumer = valkey_streams.StreamsConsumer(
             self.valkey,
-            topics=[topics.TWEET_FANOUT],
+            topics=[topics.TWEET_FANOUT, topics.FANOUT_TASKS, topics.FANOUT_TASKS_SLOW],
             group=topics.FANOUT_WORKERS,
             name=next(self.names),
             dead_letters=topics.FANOUT_DEAD_LETTERS,
             claim_idle_ms=0,
             clock=self.clock,
         )
+        peers = FaultyPeers(self.graph_channel, self.tweet_channel, self._credentials("fanout_svc"))
+        peers.faults = self.faults
         self.worker = Worker(
             consumer=self.consumer,
+            producer=self.producer,
             timelines=self.timelines,
             bodies=Bodies(self.valkey),
-            followers=Followers(self.graph_channel, self._credentials("fanout_svc")).of,
+            peers=peers,
             clock=self.clock,
+            figures=self.figures,
         )
 
     async def renew_leases(self) -> None:
@@ -276,23 +315,26 @@ class Mesh:
         await self.graph.Unfollow(graph_pb2.UnfollowRequest(followee_id=followee_id), **self.as_(follower_id))
 
     async def home(
-        self, viewer_id: int, size: int = 20, token: str = "", written: int = 0
+        self, viewer_id: int, size: int = 20, token: str = "", written: int = 0, newer_than: int = 0
     ) -> timeline_pb2.ListHomeTimelineResponse:
         request = timeline_pb2.ListHomeTimelineRequest(
-            page_size=size, page_token=token, read_your_write_token=str(written) if written else ""
+            page_size=size,
+            page_token=token,
+            read_your_write_token=str(written) if written else "",
+            newer_than_id=newer_than,
         )
         return await self.timeline.ListHomeTimeline(request, **self.as_(viewer_id))
 
-    async def walk(self, viewer_id: int, size: int = 20) -> list[int]:
+    async def walk(self, viewer_id: int, size: int = 20, newer_than: int = 0) -> list[int]:
         """All ids, from the first page to the last; only the last page has no token."""
-        pages = await self.pages(viewer_id, size)
+        pages = await self.pages(viewer_id, size, newer_than)
         return [tweet_id for page in pages for tweet_id in page]
 
-    async def pages(self, viewer_id: int, size: int) -> list[list[int]]:
+    async def pages(self, viewer_id: int, size: int, newer_than: int = 0) -> list[list[int]]:
         pages: list[list[int]] = []
         token = ""
         for _ in range(STEPS_MAX):
-            page = await self.home(viewer_id, size, token)
+            page = await self.home(viewer_id, size, token, newer_than=newer_than)
             pages.append([item.tweet.tweet_id for item in page.items])
             token = page.next_page_token
             if not token:
@@ -322,6 +364,10 @@ class Mesh:
     async def take(self, count: int) -> list[Record]:
         return await self.consumer.poll(count, 0)
 
+    async def work_on(self, records: Sequence[Record]) -> None:
+        for batch in await self.worker.batches(records):
+            await self.worker.process(batch)
+
     async def deliver_all(self) -> None:
         """Relay and worker, until the log is empty."""
         await self.relay_all()
@@ -329,19 +375,41 @@ class Mesh:
             records = await self.take(100)
             if not records:
                 return
-            for record in records:
-                await self.worker.process(record)
+            await self.work_on(records)
         raise AssertionError("the log doesn't empty")
 
+    async def move_modes(self) -> None:
+        """Authors' modes follow their counts; drain tasks are in the log."""
+        for _ in range(STEPS_MAX):
+            if not await self.mover.step():
+                return
+        raise AssertionError("modes don't settle")
+
+    async def watch_modes(self) -> None:
+        """Readers learn of the modes."""
+        await self.pull_authors.follow(once=True)
+
     async def warm_all(self) -> None:
-        for warmer in (self.timeline_service.warmer, self.tweet_service.warmer):
+        services = self.timeline_service, self.tweet_service
+        for warmer in (services[0].warmer, services[0].author_warmer, services[1].warmer):
             for _ in range(STEPS_MAX):
                 if not await warmer.step():
                     break
 
+    async def quiesce(self) -> None:
+        """Until nothing is in flight, drains included; then two seconds pass."""
+        for _ in range(STEPS_MAX):
+            await self.move_modes()
+            await self.deliver_all()
+            if not await self.mover.step():
+                break
+        self.clock.advance(2_000)
+        await self.renew_leases()
+        await self.watch_modes()
+
     async def settle(self) -> None:
-        """Until nothing is in flight."""
-        await self.deliver_all()
+        """And lists that were missed are made."""
+        await self.quiesce()
         await self.warm_all()
 
     async def raw_list(self, key: ListKey) -> list[int] | None:

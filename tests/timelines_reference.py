@@ -68,7 +68,7 @@ class TimelinesReference:
         record = life.record if life else None
         if not life or not record or record.state is not ListState.BUILDING or record.token != token:
             return False
-        self._take_in(life, record, version, ids, down_to)
+        self._take_in(life, replace(record, state=ListState.READY, version=version, lease_until_ms=0), ids, down_to)
         return True
 
     def cover(
@@ -86,8 +86,15 @@ class TimelinesReference:
             return False
         if record.token != token or record.version != from_version:
             return False
-        self._take_in(life, record, to_version, ids, down_to)
+        self._take_in(life, replace(record, version=to_version), ids, down_to)
         return True
+
+    def merge(self, keys: Sequence[ListKey], ids: Sequence[int], down_to: int) -> int:
+        existing = [life for key in keys if (life := self.lists.get(key)) and life.record]
+        for life in existing:
+            assert life.record
+            self._take_in(life, life.record, ids, down_to)
+        return len(existing)
 
     def drop(self, key: ListKey) -> None:
         self.lists.pop(key, None)
@@ -97,10 +104,10 @@ class TimelinesReference:
         life = self.lists.get(key)
         return [*(str(id_).encode() for id_ in life.ids), render(life.record)] if life else []
 
-    def _take_in(self, life: Life, record: TailRecord, version: int, ids: Sequence[int], down_to: int) -> None:
+    def _take_in(self, life: Life, record: TailRecord, ids: Sequence[int], down_to: int) -> None:
         floor = max(record.floor, down_to)
         life.ids = [id_ for id_ in descending([*life.ids, *ids]) if id_ >= floor]
-        life.record = TailRecord(ListState.READY, floor, version, record.token, 0)
+        life.record = replace(record, floor=floor)
         if len(life.ids) > self.cap:
             self._cut(life, life.record)
 

@@ -17,6 +17,7 @@ from mesh.timelines import valkey as valkey_timelines
 from mesh.valkey import Valkey
 from starling.timeline.v1 import timeline_pb2_grpc
 from timeline_svc.peers import Graph, Tweets
+from timeline_svc.pull_authors import PullAuthors
 from timeline_svc.service import ALLOWED, TimelineService
 
 
@@ -42,6 +43,7 @@ class App:
         self._graph_channel = channels.connect(config.graph_target, max_message_bytes=config.max_message_bytes)
         self._tweet_channel = channels.connect(config.tweet_target, max_message_bytes=config.max_message_bytes)
         credentials = principals.Credentials(config.auth_secret.get_secret_value(), principals.service(self.name))
+        self._pull_authors = PullAuthors(self._graph_channel, credentials, clock)
         self._service = TimelineService(
             valkey=self._valkey,
             timelines=valkey_timelines.ValkeyTimelines(self._valkey, clock),
@@ -50,6 +52,7 @@ class App:
             graph=Graph(self._graph_channel, credentials),
             tweets=Tweets(self._tweet_channel, credentials),
             page_tokens=PageTokens([key.get_secret_value() for key in config.page_token_keys]),
+            pull_authors=self._pull_authors,
             clock=clock,
         )
 
@@ -63,7 +66,11 @@ class App:
 
     def loops(self, stopping: asyncio.Event) -> list[Awaitable[None]]:
         """See the protocol."""
-        return [self._service.warmer.run(stopping)]
+        return [
+            self._pull_authors.run(stopping),
+            self._service.warmer.run(stopping),
+            self._service.author_warmer.run(stopping),
+        ]
 
     async def stop(self) -> None:
         """See the protocol."""

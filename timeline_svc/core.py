@@ -2,7 +2,8 @@
 
 Theory of operation. A *source* is a descending stream of tweet ids. The home list is one, exact down to its floor
 for the authors that it covers; followees followed since (`since > version`) are another, read from the store; below
-the floor the store's stream over all followees and the viewer replaces both. A page merges the sources lazily,
+the floor the store's stream over all followees and the viewer replaces them. Authors who are pulled are sources, too:
+their own lists, each continued by the store below its floor. A page merges the sources lazily,
 hydrates what it takes, drops what the viewer may not see, and goes on until it is full. So a list's length, its
 floor and the filters decide what a page costs, never what a walk holds.
 """
@@ -12,9 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from mesh.ids import first_id_of, time_ms_of
 from mesh.timelines.port import ListState, TailRecord
 from starling.tweet.v1 import tweet_pb2
 
+MODES_AGE_MS = 15_000
+"""How old what is known of authors' modes may be; older, and home lists aren't read. Shorter than the time that workers
+go on pushing a pulled author (`fanout_svc.core.PULL_AGE_SECONDS`)."""
+COPY_AGE_MS = 1_000
+"""How long a pulled author's list is served from the copy in this process: no list is read more often than once a
+second by one process, however many read it."""
+CATCH_UP_MARGIN_MS = 60_000
+"""Catch-up goes so far below the known tweet's time: a smaller id may be committed later."""
 COVER_MAX = 64
 """A list that lacks more followees than this is made anew."""
 EXAMINED_MAX = 1_000
@@ -48,6 +58,12 @@ class ViewerContext:
         return [
             followee_id for followee_id, since in zip(self.followee_ids, self.since, strict=True) if since > version
         ]
+
+
+def catch_up_bound(newer_than_id: int) -> int:
+    """The smallest id that a catch-up from a known tweet looks at."""
+    since_ms = time_ms_of(newer_than_id) - CATCH_UP_MARGIN_MS
+    return first_id_of(since_ms)
 
 
 class Verdict(Enum):
@@ -95,9 +111,10 @@ def visible(tweet: tweet_pb2.Tweet, viewer: ViewerContext) -> bool:
 
 @dataclass(slots=True)
 class Page:
-    """A page being filled. `last_id`: the last id examined (0: none yet)."""
+    """A page being filled. `down_to`: no id below it belongs here; `last_id`: the last id examined (0: none yet)."""
 
     size: int
+    down_to: int = 0
     items: list[tweet_pb2.Tweet] = field(default_factory=list)
     examined: set[int] = field(default_factory=set)
     last_id: int = 0
@@ -124,6 +141,6 @@ class Page:
 
     def lacks(self, own_tweet_id: int, *, more: bool) -> bool:
         """Whether the viewer's tweet belongs here and isn't: it lies above the end of the page, or nothing follows."""
-        if own_tweet_id in self.examined:
+        if own_tweet_id in self.examined or own_tweet_id < self.down_to:
             return False
         return not more or own_tweet_id > self.last_id

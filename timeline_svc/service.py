@@ -5,6 +5,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from typing import Any
 
 from mesh import checks, principals
@@ -24,9 +25,11 @@ from mesh.valkey import Valkey
 from starling.timeline.v1 import timeline_pb2, timeline_pb2_grpc
 from starling.tweet.v1 import tweet_pb2
 from timeline_svc import core
+from timeline_svc.author_lists import AuthorLists
 from timeline_svc.core import Page, Verdict, ViewerContext
 from timeline_svc.peers import Graph, Tweets
-from timeline_svc.sources import HomeIds, stored
+from timeline_svc.pull_authors import PullAuthors
+from timeline_svc.sources import HomeSources, home_ids, newest
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +60,11 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
         graph: Graph,
         tweets: Tweets,
         page_tokens: PageTokens,
+        pull_authors: PullAuthors,
         clock: Clock,
     ) -> None:
+        self._pull_authors = pull_authors
+        self._author_lists = AuthorLists(timelines, tweets, clock)
         self._valkey = valkey
         self._timelines = timelines
         self._versions = versions
@@ -70,6 +76,7 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
         self._contexts: OrderedDict[int, tuple[ViewerContext, float]] = OrderedDict()
         self._authors: OrderedDict[int, tuple[timeline_pb2.Author, float]] = OrderedDict()
         self.warmer = Warmer(self.warm)
+        self.author_warmer = self._author_lists.warmer
 
     async def ListHomeTimeline(
         self, request: timeline_pb2.ListHomeTimelineRequest, context: Any
@@ -77,20 +84,25 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
         """See the proto."""
         viewer_id = principals.current.get().user_id
         size = checks.page_size(request.page_size)
+        down_to = core.catch_up_bound(request.newer_than_id) if request.newer_than_id else 0
+        binding = (viewer_id, request.newer_than_id)
         below = ID_MAX
         if request.page_token:
-            below = self._page_tokens.decode(_RPC, (viewer_id,), request.page_token)
+            below = self._page_tokens.decode(_RPC, binding, request.page_token)
         own_tweet_id = _own_tweet(request.read_your_write_token)
         count = 2 * self._timelines.cap if request.page_token else size + _READ_AHEAD
+        pulled = self._pull_authors.known()  # Before the list: whom it knows as pushed, the list has.
         view, version = await self._look(viewer_id, count)
         viewer = await self._viewer(viewer_id, version)
-        page, more = await self._page(viewer, view, below, size)
+        sources = await self._sources(viewer, view, pulled)
+        page, more = await self._page(viewer, sources, Page(size, down_to), below)
         if own_tweet_id and not request.page_token and page.lacks(own_tweet_id, more=more):
-            page, more = await self._page(viewer, view, below, size, own=True)
+            sources = replace(sources, beside=[*sources.beside, viewer_id])
+            page, more = await self._page(viewer, sources, Page(size, down_to), below)
         authors = await self._authors_of(page.items)
         return timeline_pb2.ListHomeTimelineResponse(
             items=[timeline_pb2.HomeTimelineItem(tweet=tweet, author=authors[tweet.author_id]) for tweet in page.items],
-            next_page_token=self._page_tokens.encode(_RPC, (viewer_id,), page.last_id) if more else "",
+            next_page_token=self._page_tokens.encode(_RPC, binding, page.last_id) if more else "",
         )
 
     async def _look(self, viewer_id: int, count: int) -> tuple[ListView | None, int | None]:
@@ -133,30 +145,29 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
         if len(self._contexts) > _CONTEXTS_MAX:
             self._contexts.popitem(last=False)
 
-    async def _page(
-        self, viewer: ViewerContext, view: ListView | None, below_id: int, size: int, *, own: bool = False
-    ) -> tuple[Page, bool]:
-        """A page, and whether ids remain below its last one."""
+    async def _sources(
+        self, viewer: ViewerContext, view: ListView | None, pulled: frozenset[int] | None
+    ) -> HomeSources:
+        """What this viewer's page is read from; what is missing is made behind the read."""
         found = core.assess(view.record if view else None, viewer, self._clock.now_ms())
         if found.verdict is not Verdict.SERVE or found.uncovered:
             self.warmer.enqueue(viewer.viewer_id)
-        ids = HomeIds(
-            timelines=self._timelines,
-            tweets=self._tweets,
-            viewer=viewer,
-            view=view if found.verdict is Verdict.SERVE else None,
-            uncovered=found.uncovered,
-            below_id=below_id,
-            own=own,
-        )
-        async with aclosing(aiter(ids)) as stream:
-            return await self._fill(Page(size), stream, viewer)
+        if found.verdict is not Verdict.SERVE or pulled is None:
+            return HomeSources(None)
+        beside = set(found.uncovered)
+        to_pull = [f for f in viewer.followee_ids if f in pulled and f not in beside] if pulled else []
+        return HomeSources(view, found.uncovered, await self._author_lists.read(to_pull))
+
+    async def _page(self, viewer: ViewerContext, sources: HomeSources, page: Page, below_id: int) -> tuple[Page, bool]:
+        """The page, filled, and whether ids remain below its last one."""
+        async with aclosing(home_ids(self._timelines, self._tweets, viewer, sources, below_id)) as ids:
+            return await self._fill(page, ids, viewer)
 
     async def _fill(self, page: Page, ids: AsyncIterator[int], viewer: ViewerContext) -> tuple[Page, bool]:
         end = time.monotonic() + remaining(_TIME_SECONDS) * core.DEADLINE_SHARE
         while not page.full:
             count = page.wanted()
-            batch = await _take(ids, count)
+            batch = await _take(ids, count, page.down_to)
             bodies = await self._hydrate(batch)
             for at, tweet_id in enumerate(batch, 1):
                 page.examine(tweet_id, bodies.get(tweet_id), viewer)
@@ -166,7 +177,7 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
                 return page, False
             if time.monotonic() > end:
                 return page, True
-        return page, await anext(ids, None) is not None
+        return page, bool(await _take(ids, 1, page.down_to))
 
     async def _hydrate(self, tweet_ids: Sequence[int]) -> dict[int, tweet_pb2.Tweet | None]:
         """Bodies, from the cache where it has them; None or nothing for what is deleted or missing."""
@@ -214,30 +225,17 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
     async def _rebuild(self, viewer_id: int) -> bool:
         async def fetch() -> Content:
             viewer = await self._graph.viewer_context(viewer_id)
-            ids, down_to = await self._newest(viewer.authors(), 0)
+            ids, down_to = await newest(self._tweets, viewer.authors(), 0, self._timelines.cap)
             return Content(viewer.version, ids, down_to)
 
         return await rebuild(self._timelines, lists.home(viewer_id), fetch)
 
     async def _cover(self, view: ListView, viewer: ViewerContext, uncovered: Sequence[int]) -> None:
         record = view.record
-        ids, down_to = await self._newest(uncovered, record.floor)
+        ids, down_to = await newest(self._tweets, uncovered, record.floor, self._timelines.cap)
         await self._timelines.cover(
             lists.home(viewer.viewer_id), record.token, record.version, viewer.version, ids, down_to
         )
-
-    async def _newest(self, author_ids: Sequence[int], floor: int) -> tuple[list[int], int]:
-        """The authors' newest ids from the store, at most a list's worth and not below `floor`; and how far down the
-        store was asked and answered."""
-        ids: list[int] = []
-        async with aclosing(stored(self._tweets, author_ids, 0)) as stream:
-            async for tweet_id in stream:
-                if tweet_id < floor:
-                    return ids, floor
-                ids.append(tweet_id)
-                if len(ids) == self._timelines.cap:
-                    return ids, tweet_id
-        return ids, floor
 
     async def RebuildHomeTimeline(
         self, request: timeline_pb2.RebuildHomeTimelineRequest, context: Any
@@ -253,10 +251,13 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
         return timeline_pb2.RebuildHomeTimelineResponse(entries=len(view.ids) if view else 0)
 
 
-async def _take(ids: AsyncIterator[int], count: int) -> list[int]:
-    """The next `count` ids, or fewer at the end."""
+async def _take(ids: AsyncIterator[int], count: int, down_to: int) -> list[int]:
+    """The next `count` ids, or fewer at the end: none is below `down_to`."""
     taken: list[int] = []
-    while len(taken) < count and (tweet_id := await anext(ids, None)) is not None:
+    while len(taken) < count:
+        tweet_id = await anext(ids, None)
+        if tweet_id is None or tweet_id < down_to:
+            break
         taken.append(tweet_id)
     return taken
 

@@ -1,8 +1,9 @@
 """Descending streams of tweet ids, read lazily: the home list, the store, and their merge."""
 
 import heapq
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
 
 from mesh.errors import UnavailableError
 from mesh.ids import ID_MAX
@@ -32,6 +33,20 @@ async def stored(tweets: Tweets, author_ids: Sequence[int], below_id: int) -> Id
         limit = min(limit * 4, _STORE_MOST)
 
 
+async def newest(tweets: Tweets, author_ids: Sequence[int], floor: int, limit: int) -> tuple[list[int], int]:
+    """The authors' newest ids from the store, at most `limit` and not below `floor`; and how far down the store was
+    asked and answered."""
+    ids: list[int] = []
+    async with aclosing(stored(tweets, author_ids, 0)) as stream:
+        async for tweet_id in stream:
+            if tweet_id < floor:
+                return ids, floor
+            ids.append(tweet_id)
+            if len(ids) == limit:
+                return ids, tweet_id
+    return ids, floor
+
+
 async def merged(sources: Sequence[Ids]) -> Ids:
     """The sources' ids, descending, equal ones once. Reads no source further than it must, and closes them."""
     async with AsyncExitStack() as stack:
@@ -52,50 +67,58 @@ async def merged(sources: Sequence[Ids]) -> Ids:
                 heapq.heapreplace(heads, (-head, index))
 
 
-class HomeIds:
-    """The ids of one viewer's home timeline below an id, as an async iterator.
+def pulled(tweets: Tweets, views: Mapping[int, ListView | None], below_id: int) -> list[Ids]:
+    """Sources of pulled authors: each one's list, continued by the store below what it is exact to; and those without
+    a list that serves, together, from the store."""
+    without = [author_id for author_id, view in views.items() if view is None]
+    sources = [_author_ids(tweets, author_id, view, below_id) for author_id, view in views.items() if view]
+    return [*sources, stored(tweets, without, below_id)] if without else sources
 
-    `view`: the list as it was read, if it may serve; `uncovered`: followees that it doesn't cover.
-    `own`: take the viewer's own ids from the store too (read-your-write).
-    """
 
-    def __init__(
-        self,
-        *,
-        timelines: Timelines,
-        tweets: Tweets,
-        viewer: ViewerContext,
-        view: ListView | None,
-        uncovered: Sequence[int],
-        below_id: int,
-        own: bool = False,
-    ) -> None:
-        self._timelines = timelines
-        self._tweets = tweets
-        self._viewer = viewer
-        self._view = view
-        self._uncovered = uncovered
-        self._below_id = below_id
-        self._own = own
-
-    async def __aiter__(self) -> Ids:
-        below = self._below_id
-        view = self._view
-        if view is not None and view.record.floor < below:
-            from_list = _FromList(self._timelines, self._viewer.viewer_id, view, below)
-            beside = [*self._uncovered, self._viewer.viewer_id] if self._own else self._uncovered
-            sources = [aiter(from_list), stored(self._tweets, beside, below)]
-            async with aclosing(merged(sources)) as upper:
-                async for tweet_id in upper:
-                    if tweet_id < from_list.exact_to:
-                        break
-                    yield tweet_id
-            if from_list.exact_to == 0:
-                return
-            below = from_list.exact_to
-        async with aclosing(stored(self._tweets, self._viewer.authors(), below)) as lower:
-            async for tweet_id in lower:
+async def _author_ids(tweets: Tweets, author_id: int, view: ListView, below_id: int) -> Ids:
+    for tweet_id in view.ids:
+        if tweet_id < below_id:
+            yield tweet_id
+    below_id = min(below_id, view.record.floor if view.complete else view.ids[-1])
+    if below_id:
+        async with aclosing(stored(tweets, [author_id], below_id)) as rest:
+            async for tweet_id in rest:
                 yield tweet_id
+
+
+@dataclass(frozen=True, slots=True)
+class HomeSources:
+    """What a home timeline is read from. `view`: the list as it was read, if it may serve; `beside`: authors to read
+    from the store beside it (not covered yet; and oneself, to read what one wrote); `pulled`: pulled authors' lists."""
+
+    view: ListView | None
+    beside: Sequence[int] = ()
+    pulled: Mapping[int, ListView | None] = field(default_factory=dict)
+
+
+async def home_ids(
+    timelines: Timelines, tweets: Tweets, viewer: ViewerContext, sources: HomeSources, below_id: int
+) -> Ids:
+    """The ids of one viewer's home timeline below an id."""
+    view = sources.view
+    if view is not None and view.record.floor < below_id:
+        from_list = _FromList(timelines, viewer.viewer_id, view, below_id)
+        all_sources = [
+            aiter(from_list),
+            stored(tweets, sources.beside, below_id),
+            *pulled(tweets, sources.pulled, below_id),
+        ]
+        async with aclosing(merged(all_sources)) as upper:
+            async for tweet_id in upper:
+                if tweet_id < from_list.exact_to:
+                    break
+                yield tweet_id
+        if from_list.exact_to == 0:
+            return
+        below_id = from_list.exact_to
+    async with aclosing(stored(tweets, viewer.authors(), below_id)) as lower:
+        async for tweet_id in lower:
+            yield tweet_id
 
 
 class _FromList:

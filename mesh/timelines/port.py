@@ -87,6 +87,10 @@ class Timelines(Protocol):
         """
         ...
 
+    async def read_many(self, keys: Sequence[ListKey], count: int) -> list[ListView | None]:
+        """As `read`, of many lists, each in a view of its own, in the order asked for."""
+        ...
+
     async def push(self, keys: Sequence[ListKey], ids: Sequence[int]) -> int:
         """Insert each id into each existing list, in any state, once, at its place; below the floor nothing.
 
@@ -120,6 +124,13 @@ class Timelines(Protocol):
         down_to: int,
     ) -> bool:
         """Take in new followees: as `finish`, on a READY list with exactly `token` and `from_version`."""
+        ...
+
+    async def merge(self, keys: Sequence[ListKey], ids: Sequence[int], down_to: int) -> int:
+        """Repair lists that workers left out: take ids of one author in, in any state, down to each list's floor.
+
+        As `finish`, but state, version and token stay. A missing list stays missing. Returns how many exist.
+        """
         ...
 
     async def drop(self, key: ListKey) -> None:

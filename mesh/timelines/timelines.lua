@@ -214,13 +214,12 @@ local function union(entries, args, first, floor, cap)
   end
 end
 
--- Take ids into a list and make it READY at `version`: the new content goes behind the old, which then goes.
-local function take_in(key, record, version, down_to, cap, args, first)
+-- Take ids into a list, whose record is otherwise as given: the new content goes behind the old, which then goes.
+local function take_in(key, record, down_to, cap, args, first)
   local old = redis.call('LRANGE', key, 0, -1)
   local floor = less(record.floor, down_to) and down_to or record.floor
   local content
-  content, floor = union(old, args, first, floor, cap)
-  record.state, record.floor, record.version, record.lease = 'ready', floor, version, '0'
+  content, record.floor = union(old, args, first, floor, cap)
   content[#content + 1] = render(record)
   for from = 1, #content, ELEMENTS_PER_CALL do
     redis.call('RPUSH', key, unpack(content, from, math.min(from + ELEMENTS_PER_CALL - 1, #content)))
@@ -239,7 +238,8 @@ local function finish(keys, args)
   if not record or record.state ~= 'building' or record.token ~= token then
     return 0
   end
-  take_in(key, record, version, down_to, cap, args, first)
+  record.state, record.version, record.lease = 'ready', version, '0'
+  take_in(key, record, down_to, cap, args, first)
   return 1
 end
 
@@ -256,11 +256,30 @@ local function cover(keys, args)
   if not record or record.state ~= 'ready' or record.token ~= token or record.version ~= from_version then
     return 0
   end
-  take_in(key, record, to_version, down_to, cap, args, first)
+  record.version = to_version
+  take_in(key, record, down_to, cap, args, first)
   return 1
+end
+
+-- KEYS: lists. ARGV: down_to, cap, ids... Repairs lists in any state; gives how many exist.
+local function merge(keys, args)
+  local down_to, cap, first = args[1], tonumber(args[2]), 3
+  if not are_ascending(args, first) then
+    return redis.error_reply(NOT_ASCENDING)
+  end
+  local existing = 0
+  for _, key in ipairs(keys) do
+    local record = read_record(key)
+    if record then
+      take_in(key, record, down_to, cap, args, first)
+      existing = existing + 1
+    end
+  end
+  return existing
 end
 
 redis.register_function('timeline_push_v1', push)
 redis.register_function('timeline_create_v1', create)
 redis.register_function('timeline_finish_v1', finish)
 redis.register_function('timeline_cover_v1', cover)
+redis.register_function('timeline_merge_v1', merge)

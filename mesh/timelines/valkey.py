@@ -28,6 +28,10 @@ _INSERTS_PER_CALL_MAX = 1024
 # Bounds what a round trip holds in memory on both sides (4 calls: about 100 KB); more wouldn't be faster,
 # since the server is busy throughout, and other clients get their turn between the calls.
 _CALLS_PER_ROUND_TRIP_MAX = 4
+# About 1 MB of replies.
+_LISTS_PER_ROUND_TRIP_MAX = 64
+# Read and written by one merge; about half a microsecond each.
+_MERGE_ELEMENTS_PER_CALL_MAX = 8192
 assert _IDS_PER_CALL_MAX <= _INSERTS_PER_CALL_MAX
 
 _TOUCH_INTERVAL_SECONDS = 3600
@@ -104,6 +108,17 @@ class ValkeyTimelines:
         replies = await self._valkey.pipeline(self.read_commands(key, count), atomic=True)
         return parse_view(replies, count)
 
+    async def read_many(self, keys: Sequence[ListKey], count: int) -> list[ListView | None]:
+        """See the port. A bounded number of lists in a round trip, all in one view."""
+        views: list[ListView | None] = []
+        for some in _chunks(keys, _LISTS_PER_ROUND_TRIP_MAX):
+            commands = [self.read_commands(key, count) for key in some]
+            replies = await self._valkey.pipeline([one for each in commands for one in each], atomic=True)
+            for each in commands:
+                views.append(parse_view(replies[: len(each)], count))
+                replies = replies[len(each) :]
+        return views
+
     def read_commands(self, key: ListKey, count: int) -> list[Command]:
         """The commands of one read, for a caller who has more to ask in the same round trip.
 
@@ -169,6 +184,18 @@ class ValkeyTimelines:
         _check_uint64(from_version, to_version, down_to)
         newest = self._newest(ids)
         return await self._change("cover", key, token, from_version, to_version, down_to, self.cap, *newest)
+
+    async def merge(self, keys: Sequence[ListKey], ids: Sequence[int], down_to: int) -> int:
+        """See the port. A few lists a call: each is written anew."""
+        _check_uint64(down_to)
+        newest = self._newest(ids)
+        keys_max = max(1, _MERGE_ELEMENTS_PER_CALL_MAX // (self.cap + len(newest)))
+        args = (down_to, self.cap, *newest)
+        calls = [("timeline_merge_v1", batch, args) for batch in _chunks([self._name(key) for key in keys], keys_max)]
+        existing = 0
+        for some in _chunks(calls, _CALLS_PER_ROUND_TRIP_MAX):
+            existing += sum(await self._valkey.fcalls(some))
+        return existing
 
     async def drop(self, key: ListKey) -> None:
         """See the port."""

@@ -178,7 +178,7 @@ async def test_f10_a_delete_that_overtakes_the_creation_leaves_nothing(mesh: Mes
     records = await mesh.take(10)
     assert len(records) == 2
     for record in reversed(records):  # The deletion first.
-        await mesh.worker.process(record)
+        await mesh.work_on([record])
     for _ in range(2):
         assert await mesh.walk(follower) == []
         assert await mesh.walk(author) == []
@@ -270,7 +270,7 @@ async def test_s1_a_post_whose_answer_was_lost_is_one_post(mesh: Mesh, monkeypat
     assert made == again[:1] == again[1:]
     await mesh.settle()
     assert await mesh.walk(follower) == made
-    assert mesh.worker.figures.deliveries == 1
+    assert mesh.figures.deliveries == 1
     with pytest.raises(grpc.aio.AioRpcError) as reused:
         await mesh.post(author, "something else", request_id=request_id)
     assert reused.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -22,9 +22,9 @@ async def sign_up(store: GraphStore, *user_ids: int) -> None:
 
 async def followers_of(store: GraphStore, author_id: int) -> list[list[int]]:
     """By bucket."""
-    count = await store.bucket_count(author_id)
-    assert count
-    return [await store.followers(author_id, bucket, 0, 100) for bucket in range(count)]
+    state = await store.author_state(author_id)
+    assert state
+    return [await store.followers(author_id, bucket, 0, 100) for bucket in range(state.bucket_count)]
 
 
 async def test_a_user_comes_back_by_id_and_by_handle_in_any_case(graph_store: GraphStore) -> None:
@@ -87,7 +87,7 @@ async def test_unknown_accounts_are_refused(graph_store: GraphStore) -> None:
             with pytest.raises(NotFoundError):
                 await change(*pair)
     assert await graph_store.viewer_context(2) is None
-    assert await graph_store.bucket_count(2) is None
+    assert await graph_store.author_state(2) is None
 
 
 async def test_nobody_follows_more_than_the_limit(graph_store: GraphStore) -> None:

@@ -310,3 +310,29 @@ async def test_a_list_that_is_missing_or_being_built_is_not_covered(timelines: T
     await timelines.create(VIEWER, "life", MINUTE_MS)
     assert not await timelines.cover(VIEWER, "life", 0, 1, [5], 0)
     assert await ids_of(timelines) == []
+
+
+async def test_a_merge_repairs_lists_in_any_state_and_makes_none(timelines: Timelines) -> None:
+    building, ready, missing = home(1), home(2), home(3)
+    await timelines.create(building, "one", 1_000)
+    await timelines.create(ready, "two", 1_000)
+    await timelines.finish(ready, "two", 7, [50, 40], 40)
+    await timelines.push([building], [60])
+    assert await timelines.merge([building, ready, missing], [55, 45, 35], 35) == 2
+    found = await timelines.read(building, 10)
+    assert found
+    assert (list(found.ids), found.record.state, found.record.floor) == ([60, 55, 45, 35], ListState.BUILDING, 35)
+    found = await timelines.read(ready, 10)
+    assert found
+    assert (list(found.ids), found.record.floor, found.record.version) == ([55, 50, 45, 40], 40, 7)
+    assert found.record.token == "two"
+    assert await timelines.read(missing, 10) is None
+
+
+async def test_a_merge_that_was_cut_raises_the_floor(timelines: Timelines) -> None:
+    await timelines.create(home(1), "one", 1_000)
+    await timelines.finish(home(1), "one", 1, [90, 10], 0)
+    assert await timelines.merge([home(1)], [80, 70], 70) == 1
+    found = await timelines.read(home(1), 10)
+    assert found
+    assert (list(found.ids), found.record.floor) == ([90, 80, 70], 70)

@@ -1,12 +1,11 @@
 """The mesh as people run it: a launcher, and real processes, on a data folder of the test's own."""
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,18 +13,12 @@ import pytest
 from cli.client import Client
 from launcher import probes
 from launcher.data_folder import DataFolder, Mesh
+from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
 STOP_SECONDS = 40.0
 _POLL_SECONDS = 0.05
-
-
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
-    """Await a condition, for at most so long."""
-    async with asyncio.timeout(seconds):
-        while not await condition():  # noqa: ASYNC110 - of other processes: no event tells of it
-            await asyncio.sleep(_POLL_SECONDS)
 
 
 def alive(pid: int) -> bool:
@@ -134,7 +127,7 @@ class RunningMesh:
         async def back() -> bool:
             return self.pids.get(name, old_pid) != old_pid and await self.serves(name)
 
-        await until(back, seconds)
+        await eventually(back, seconds)
 
     async def serves(self, name: str) -> bool:
         """Whether a process answers that it serves."""

@@ -13,7 +13,8 @@ import pytest
 
 from launcher.children import restart_delay_seconds
 from launcher.output import Output, lines
-from tests.e2e.conftest import RunningMesh, alive, until
+from tests.e2e.conftest import RunningMesh, alive
+from tests.waiting import eventually
 
 SERVICES = ["graph_svc", "tweet_svc", "fanout_svc", "timeline_svc"]
 
@@ -62,7 +63,7 @@ async def test_a_killed_valkey_comes_back_with_its_data(running_mesh: RunningMes
                 return found == [second.tweet.tweet_id, first.tweet.tweet_id]
             return False
 
-        await until(both_are_there)
+        await eventually(both_are_there)
 
 
 def test_a_second_launcher_on_the_same_data_is_refused(running_mesh: RunningMesh) -> None:
@@ -100,7 +101,7 @@ async def _second_signal_ends_at_once(mesh: RunningMesh) -> None:
     async def is_stopping() -> bool:
         return mesh.log().count("Stopping") == 2
 
-    await until(is_stopping)
+    await eventually(is_stopping)
     os.kill(pids["launcher"], signal.SIGTERM)
     assert mesh.wait(10) == 130
     assert not any(alive(pid) for pid in pids.values())
@@ -115,7 +116,7 @@ async def test_children_die_with_a_killed_launcher(stopped_mesh: RunningMesh) ->
     async def all_are_gone() -> bool:
         return not any(alive(pid) for pid in pids.values())
 
-    await until(all_are_gone)
+    await eventually(all_are_gone)
 
 
 def test_a_wrong_variable_is_named_and_stops_everything(stopped_mesh: RunningMesh) -> None:

@@ -20,16 +20,19 @@ import grpc
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from mesh.errors import UnavailableError
 from mesh.eventlog.port import Record
 from mesh.timelines import port as lists
 from starling.timeline.v1 import timeline_pb2
 from tests.harness import Mesh, Sizes, running_mesh
 from tests.model.reference import Model, ModelTweet
+from timeline_svc.core import catch_up_bound
 
 T = TypeVar("T")
 
 STEP_SECONDS = 20.0
 USERS_MAX = 6
+SIZES = Sizes(pull_threshold=3)
 _serial = itertools.count()
 
 
@@ -80,7 +83,7 @@ class HomeTimelineMachine(RuleBasedStateMachine):
 
     async def _start(self) -> Mesh:
         prefix = f"m{next(_serial)}:"
-        mesh = running_mesh(self.world.valkey_url, self.folder, prefix, Sizes(), self.world.libraries)
+        mesh = running_mesh(self.world.valkey_url, self.folder, prefix, SIZES, self.world.libraries)
         return await self.stack.enter_async_context(mesh)
 
     def teardown(self) -> None:
@@ -233,8 +236,7 @@ class HomeTimelineMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.mesh.valkey.down)
     @rule(count=st.integers(1, 5))
     def the_worker_works(self, count: int) -> None:
-        for record in self.run(self.mesh.take(count)):
-            self.run(self.mesh.worker.process(record))
+        self.run(self.mesh.work_on(self.run(self.mesh.take(count))))
 
     @precondition(lambda self: not self.mesh.valkey.down)
     @rule(count=st.integers(1, 5))
@@ -247,20 +249,35 @@ class HomeTimelineMachine(RuleBasedStateMachine):
         """Some of those held; the others are lost, and come again."""
         order.shuffle(self.held)
         late, self.held = self.held[: ceil(share * len(self.held))], []
-        for record in late:
-            self.run(self.mesh.worker.process(record))
+        self.run(self.mesh.work_on(late))
 
     @precondition(lambda self: not self.mesh.valkey.down)
     @rule(pushes=st.integers(0, 3))
     def the_worker_is_cancelled_between_batches(self, pushes: int) -> None:
         self.mesh.faults.pushes_left = pushes
-        for record in self.run(self.mesh.take(3)):
-            self.run(self._process_or_die(record))
+        self.run(self._work_or_die(self.run(self.mesh.take(3))))
         self.mesh.faults.pushes_left = None
 
-    async def _process_or_die(self, record: Record) -> None:
+    async def _work_or_die(self, records: Sequence[Record]) -> None:
         with suppress(asyncio.CancelledError):
-            await self.mesh.worker.process(record)
+            await self.mesh.work_on(records)
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule(chunks=st.integers(0, 2))
+    def a_stream_of_followers_breaks_half_way(self, chunks: int) -> None:
+        self.mesh.faults.chunks_left = chunks
+        with suppress(UnavailableError):
+            self.run(self.mesh.work_on(self.run(self.mesh.take(3))))
+        self.mesh.faults.chunks_left = None
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule()
+    def authors_modes_follow_their_counts(self) -> None:
+        self.run(self.mesh.mover.step())
+
+    @rule()
+    def readers_learn_of_authors_modes(self) -> None:
+        self.run(self.mesh.watch_modes())
 
     @rule()
     def the_worker_dies_and_another_starts(self) -> None:
@@ -288,7 +305,7 @@ class HomeTimelineMachine(RuleBasedStateMachine):
 
     # What breaks.
 
-    @rule(ms=st.sampled_from([1, 5, 1_000, 31_000]))
+    @rule(ms=st.sampled_from([1, 5, 1_000, 14_000, 21_000, 31_000, 61_000]))
     def time_passes(self, ms: int) -> None:
         self.mesh.clock.advance(ms)
         self.run(self.mesh.renew_leases())
@@ -339,7 +356,7 @@ class HomeTimelineMachine(RuleBasedStateMachine):
         if self.mesh.valkey.down:
             self.valkey_is_back()
         self.held = []
-        self.run(self.mesh.deliver_all())
+        self.run(self.mesh.quiesce())
         self._every_walk_is_exact(size)
         self.run(self.mesh.warm_all())
         self._every_walk_is_exact(size)
@@ -354,5 +371,10 @@ class HomeTimelineMachine(RuleBasedStateMachine):
 
     def _every_walk_is_exact(self, size: int) -> None:
         for user in self.model.users:
-            assert self.run(self.mesh.walk(user, size)) == self.model.home(user)
+            home = self.model.home(user)
+            assert self.run(self.mesh.walk(user, size)) == home
+            if home:
+                known = home[size % len(home)]
+                caught_up = self.run(self.mesh.walk(user, size, newer_than=known))
+                assert caught_up == [tweet_id for tweet_id in home if tweet_id >= catch_up_bound(known)]
             assert self.run(self.mesh.profile(user, user, size)) == self.model.profile(user)

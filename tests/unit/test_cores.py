@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fanout_svc import core as fanout
-from fanout_svc.core import Action, Decision, InvalidEventError
+from fanout_svc.core import Action, Author, InvalidEventError
 from fanout_svc.worker import Figures
 from mesh.timelines.port import ListState, TailRecord
-from starling.event.v1.event_pb2 import TweetCreated, TweetDeleted, TweetEvent
+from starling.event.v1.event_pb2 import BucketDelivery, BucketDrain, TweetCreated, TweetDeleted, TweetEvent
 from starling.tweet.v1.tweet_pb2 import Tweet
-from timeline_svc.core import COVER_MAX, Assessment, Page, Verdict, ViewerContext, assess, visible
+from timeline_svc.core import COVER_MAX, MODES_AGE_MS, Assessment, Page, Verdict, ViewerContext, assess, visible
 from tweet_svc.core import AuthorMerge
 
 NOW = 1_000_000
@@ -117,23 +117,62 @@ def test_a_page_lacks_what_was_written_only_where_its_place_is() -> None:
     assert page.lacks(30, more=False)
 
 
+def created() -> TweetEvent:
+    return TweetEvent(author_id=7, created=TweetCreated(tweet_id=9))
+
+
+def bucket() -> TweetEvent:
+    return TweetEvent(author_id=7, bucket=BucketDelivery(tweet_ids=[9, 8], bucket=3))
+
+
 @pytest.mark.parametrize(
-    ("event", "decision"),
+    ("event", "author", "action"),
     [
-        (TweetEvent(author_id=7, created=TweetCreated(tweet_id=9)), Decision(Action.DELIVER, 7, 9)),
-        (TweetEvent(author_id=7, deleted=TweetDeleted(tweet_id=9, version=3)), Decision(Action.ERASE, 7, 9, 3)),
-        (TweetEvent(author_id=7, created=TweetCreated()), None),
-        (TweetEvent(created=TweetCreated(tweet_id=9)), None),
-        (TweetEvent(author_id=7), None),
+        (created(), Author(pulled=False, mode_age_seconds=99, bucket_count=1), Action.INLINE),
+        (created(), Author(pulled=False, mode_age_seconds=99, bucket_count=2), Action.SPLIT),
+        (created(), Author(pulled=True, mode_age_seconds=19.9, bucket_count=1), Action.INLINE),
+        (created(), Author(pulled=True, mode_age_seconds=19.9, bucket_count=2), Action.SPLIT),
+        (created(), Author(pulled=True, mode_age_seconds=20.0, bucket_count=2), Action.OWN),
+        (bucket(), Author(pulled=False, mode_age_seconds=99, bucket_count=4), Action.BUCKET),
+        (bucket(), Author(pulled=True, mode_age_seconds=19.9, bucket_count=4), Action.BUCKET),
+        (bucket(), Author(pulled=True, mode_age_seconds=20.0, bucket_count=4), Action.NOTHING),
+        (TweetEvent(author_id=7, deleted=TweetDeleted(tweet_id=9, version=3)), None, Action.ERASE),
+        (TweetEvent(author_id=7, drain=BucketDrain(epoch=1, bucket=0)), None, Action.DRAIN),
     ],
 )
-def test_what_fan_out_does_with_an_event(event: TweetEvent, decision: Decision | None) -> None:
+def test_what_fan_out_does_with_an_event(event: TweetEvent, author: Author | None, action: Action) -> None:
     read = fanout.read(event.SerializeToString())
-    if decision:
-        assert fanout.plan(read) == decision
-    else:
-        with pytest.raises(InvalidEventError):
-            fanout.plan(read)
+    assert fanout.needs_author(read) == (author is not None)
+    assert fanout.plan(read, author) is action
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        TweetEvent(author_id=7, created=TweetCreated()),
+        TweetEvent(created=TweetCreated(tweet_id=9)),
+        TweetEvent(author_id=7, bucket=BucketDelivery(bucket=1)),
+        TweetEvent(author_id=7, bucket=BucketDelivery(tweet_ids=[0])),
+        TweetEvent(author_id=7, bucket=BucketDelivery(tweet_ids=range(1, 66))),
+        TweetEvent(drain=BucketDrain(epoch=1)),
+        TweetEvent(author_id=7),
+    ],
+)
+def test_an_event_that_lacks_something_can_never_succeed(event: TweetEvent) -> None:
+    with pytest.raises(InvalidEventError):
+        fanout.read(event.SerializeToString())
+
+
+def test_the_parts_of_a_split_are_all_buckets_each_with_its_own_key() -> None:
+    records = fanout.bucket_tasks(7, [9, 8], 5)
+    events = [fanout.read(value) for _, value in records]
+    assert [event.bucket.bucket for event in events] == [0, 1, 2, 3, 4]
+    assert all(list(event.bucket.tweet_ids) == [9, 8] and event.author_id == 7 for event in events)
+    assert len({key for key, _ in records}) == 5
+
+
+def test_workers_wait_longer_than_readers_believe() -> None:
+    assert fanout.PULL_AGE_SECONDS * 1_000 >= MODES_AGE_MS + 5_000
 
 
 def test_bytes_that_are_no_event_can_never_succeed() -> None:

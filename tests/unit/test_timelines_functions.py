@@ -71,6 +71,7 @@ OPERATIONS: list[tuple[int, str, st.SearchStrategy[tuple[Any, ...]]]] = [
     (3, "push", st.tuples(st.just(KEYS), st.lists(some_ids, min_size=1, max_size=1))),
     (3, "finish", st.tuples(keys, tokens, versions, many_ids, floors)),
     (5, "cover", st.tuples(keys, tokens, versions, versions, many_ids, floors)),
+    (2, "merge", st.tuples(st.lists(keys, max_size=3), many_ids, floors)),
     (1, "read", st.tuples(keys, st.integers(0, CAP + SLACK + 1))),
     (4, "create", st.tuples(keys, tokens, leases)),
     (1, "drop", st.tuples(keys)),

@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,7 +20,8 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class TweetEvent(_message.Message):
-    """What stands in the event log. Ids only: texts are read when a page is made, so that an edit or a
+    """What stands in the event log: facts from tweet_svc in `tweet-fanout`, tasks of fan-out in `fanout-tasks` and
+    `fanout-tasks-slow`. Ids only: texts are read when a page is made, so that an edit or a
     deletion is seen whatever the log still holds. May come more than once, late, and in any order.
     """
 
@@ -28,10 +31,12 @@ class TweetEvent(_message.Message):
     AUTHOR_ID_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     DELETED_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
     event_id: _builtins.int
-    """Its position in tweet_svc's outbox, for tracing."""
+    """Its position in tweet_svc's outbox, for tracing; 0 for tasks."""
     author_id: _builtins.int
-    """The tweet's author; also the record's key."""
+    """The author; facts have it as their key, tasks author and bucket."""
     @_builtins.property
     def created(self) -> Global___TweetCreated:
         """A tweet was posted."""
@@ -40,6 +45,14 @@ class TweetEvent(_message.Message):
     def deleted(self) -> Global___TweetDeleted:
         """A tweet was deleted."""
 
+    @_builtins.property
+    def bucket(self) -> Global___BucketDelivery:
+        """A part of a big author's delivery."""
+
+    @_builtins.property
+    def drain(self) -> Global___BucketDrain:
+        """A part of a big author's way back to being pushed."""
+
     def __init__(
         self,
         *,
@@ -47,12 +60,14 @@ class TweetEvent(_message.Message):
         author_id: _builtins.int = ...,
         created: Global___TweetCreated | None = ...,
         deleted: Global___TweetDeleted | None = ...,
+        bucket: Global___BucketDelivery | None = ...,
+        drain: Global___BucketDrain | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "deleted", b"deleted", "kind", b"kind"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "created", b"created", "deleted", b"deleted", "drain", b"drain", "kind", b"kind"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["author_id", b"author_id", "created", b"created", "deleted", b"deleted", "event_id", b"event_id", "kind", b"kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author_id", b"author_id", "bucket", b"bucket", "created", b"created", "deleted", b"deleted", "drain", b"drain", "event_id", b"event_id", "kind", b"kind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["created", "deleted"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["created", "deleted", "bucket", "drain"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -105,6 +120,60 @@ class TweetDeleted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TweetDeleted: _TypeAlias = TweetDeleted  # noqa: Y015
+
+@_typing.final
+class BucketDelivery(_message.Message):
+    """Deliver tweets to one bucket of their author's followers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TWEET_IDS_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    bucket: _builtins.int
+    """Numbered from 0."""
+    @_builtins.property
+    def tweet_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """1 to 64 tweets."""
+
+    def __init__(
+        self,
+        *,
+        tweet_ids: _abc.Iterable[_builtins.int] | None = ...,
+        bucket: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "tweet_ids", b"tweet_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BucketDelivery: _TypeAlias = BucketDelivery  # noqa: Y015
+
+@_typing.final
+class BucketDrain(_message.Message):
+    """Mend the lists of one bucket of an author's followers: what was not pushed while the author was pulled."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """The author's epoch."""
+    bucket: _builtins.int
+    """Numbered from 0."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        bucket: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BucketDrain: _TypeAlias = BucketDrain  # noqa: Y015
 
 @_typing.final
 class DeadLetter(_message.Message):

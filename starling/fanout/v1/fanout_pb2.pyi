@@ -115,6 +115,7 @@ class WorkerStatus(_message.Message):
     DELIVERIES_TO_LISTS_FIELD_NUMBER: _builtins.int
     RETRIES_FIELD_NUMBER: _builtins.int
     DELAY_FIELD_NUMBER: _builtins.int
+    DRAINED_BUCKETS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name in the consumer group."""
     events: _builtins.int
@@ -125,6 +126,8 @@ class WorkerStatus(_message.Message):
     """Those of them whose follower has a list (is active)."""
     retries: _builtins.int
     """Times that something was unavailable and tried again."""
+    drained_buckets: _builtins.int
+    """Buckets of authors on their way back from PULL whose lists were mended, repeats included."""
     @_builtins.property
     def delay(self) -> Global___DelayPercentiles:
         """Delay from post to the follower's list."""
@@ -138,10 +141,11 @@ class WorkerStatus(_message.Message):
         deliveries_to_lists: _builtins.int = ...,
         retries: _builtins.int = ...,
         delay: Global___DelayPercentiles | None = ...,
+        drained_buckets: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay", "deliveries", b"deliveries", "deliveries_to_lists", b"deliveries_to_lists", "events", b"events", "name", b"name", "retries", b"retries"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay", b"delay", "deliveries", b"deliveries", "deliveries_to_lists", b"deliveries_to_lists", "drained_buckets", b"drained_buckets", "events", b"events", "name", b"name", "retries", b"retries"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

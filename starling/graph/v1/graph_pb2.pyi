@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +19,34 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _AuthorMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _AuthorModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuthorMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    AUTHOR_MODE_UNSPECIFIED: _AuthorMode.ValueType  # 0
+    """Never sent."""
+    AUTHOR_MODE_PUSH: _AuthorMode.ValueType  # 1
+    """Workers push them into followers' lists."""
+    AUTHOR_MODE_PULL: _AuthorMode.ValueType  # 2
+    """Readers pull them from the author's list; workers stop pushing after 20 s."""
+    AUTHOR_MODE_DRAIN: _AuthorMode.ValueType  # 3
+    """On the way back: workers push again, and mend lists bucket by bucket; readers still pull."""
+
+class AuthorMode(_AuthorMode, metaclass=_AuthorModeEnumTypeWrapper):
+    """How an author's tweets reach followers."""
+
+AUTHOR_MODE_UNSPECIFIED: AuthorMode.ValueType  # 0
+"""Never sent."""
+AUTHOR_MODE_PUSH: AuthorMode.ValueType  # 1
+"""Workers push them into followers' lists."""
+AUTHOR_MODE_PULL: AuthorMode.ValueType  # 2
+"""Readers pull them from the author's list; workers stop pushing after 20 s."""
+AUTHOR_MODE_DRAIN: AuthorMode.ValueType  # 3
+"""On the way back: workers push again, and mend lists bucket by bucket; readers still pull."""
+Global___AuthorMode: _TypeAlias = AuthorMode  # noqa: Y015
 
 @_typing.final
 class User(_message.Message):
@@ -606,3 +635,333 @@ class GetViewerContextResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetViewerContextResponse: _TypeAlias = GetViewerContextResponse  # noqa: Y015
+
+@_typing.final
+class GetAuthorModeRequest(_message.Message):
+    """Which author."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUTHOR_ID_FIELD_NUMBER: _builtins.int
+    author_id: _builtins.int
+    """Required."""
+    def __init__(
+        self,
+        *,
+        author_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author_id", b"author_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAuthorModeRequest: _TypeAlias = GetAuthorModeRequest  # noqa: Y015
+
+@_typing.final
+class GetAuthorModeResponse(_message.Message):
+    """An author's mode now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    AGE_SECONDS_FIELD_NUMBER: _builtins.int
+    BUCKET_COUNT_FIELD_NUMBER: _builtins.int
+    mode: Global___AuthorMode.ValueType
+    """Never unspecified."""
+    epoch: _builtins.int
+    """Counts up with each change of mode, from 0."""
+    age_seconds: _builtins.float
+    """How long ago the mode began, seconds, by graph_svc's clock."""
+    bucket_count: _builtins.int
+    """Buckets of followers, at least 1; never falls."""
+    def __init__(
+        self,
+        *,
+        mode: Global___AuthorMode.ValueType = ...,
+        epoch: _builtins.int = ...,
+        age_seconds: _builtins.float = ...,
+        bucket_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "bucket_count", b"bucket_count", "epoch", b"epoch", "mode", b"mode"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAuthorModeResponse: _TypeAlias = GetAuthorModeResponse  # noqa: Y015
+
+@_typing.final
+class CompleteDrainRequest(_message.Message):
+    """A bucket that has been mended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUTHOR_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    BUCKET_FIELD_NUMBER: _builtins.int
+    author_id: _builtins.int
+    """Required."""
+    epoch: _builtins.int
+    """The epoch that the task was given."""
+    bucket: _builtins.int
+    """Numbered from 0."""
+    def __init__(
+        self,
+        *,
+        author_id: _builtins.int = ...,
+        epoch: _builtins.int = ...,
+        bucket: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author_id", b"author_id", "bucket", b"bucket", "epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompleteDrainRequest: _TypeAlias = CompleteDrainRequest  # noqa: Y015
+
+@_typing.final
+class CompleteDrainResponse(_message.Message):
+    """What became of the drain."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPLETED_FIELD_NUMBER: _builtins.int
+    completed: _builtins.bool
+    """True when this was the last bucket: the author is pushed again."""
+    def __init__(
+        self,
+        *,
+        completed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompleteDrainResponse: _TypeAlias = CompleteDrainResponse  # noqa: Y015
+
+@_typing.final
+class WatchPullAuthorsRequest(_message.Message):
+    """Nothing to say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchPullAuthorsRequest: _TypeAlias = WatchPullAuthorsRequest  # noqa: Y015
+
+@_typing.final
+class WatchPullAuthorsResponse(_message.Message):
+    """A part of the snapshot, a change, or a heartbeat."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AS_OF_MS_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    as_of_ms: _builtins.int
+    """Wall time of graph_svc at which this was read from the store, ms since the Unix epoch."""
+    @_builtins.property
+    def snapshot(self) -> Global___PullAuthorsSnapshot:
+        """The beginning: everybody in PULL or DRAIN, over one or more messages."""
+
+    @_builtins.property
+    def changes(self) -> Global___PullAuthorsChanges:
+        """Afterwards: what changed; none in a heartbeat."""
+
+    def __init__(
+        self,
+        *,
+        as_of_ms: _builtins.int = ...,
+        snapshot: Global___PullAuthorsSnapshot | None = ...,
+        changes: Global___PullAuthorsChanges | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "kind", b"kind", "snapshot", b"snapshot"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_of_ms", b"as_of_ms", "changes", b"changes", "kind", b"kind", "snapshot", b"snapshot"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["snapshot", "changes"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___WatchPullAuthorsResponse: _TypeAlias = WatchPullAuthorsResponse  # noqa: Y015
+
+@_typing.final
+class PullAuthorsSnapshot(_message.Message):
+    """Authors to pull."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUTHOR_IDS_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    complete: _builtins.bool
+    """True on the last message of the snapshot: before, nothing is known."""
+    @_builtins.property
+    def author_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """At most 4,096, ascending."""
+
+    def __init__(
+        self,
+        *,
+        author_ids: _abc.Iterable[_builtins.int] | None = ...,
+        complete: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author_ids", b"author_ids", "complete", b"complete"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PullAuthorsSnapshot: _TypeAlias = PullAuthorsSnapshot  # noqa: Y015
+
+@_typing.final
+class PullAuthorsChanges(_message.Message):
+    """Authors whose mode changed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def added(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """From now on pulled."""
+
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """From now on pushed only."""
+
+    def __init__(
+        self,
+        *,
+        added: _abc.Iterable[_builtins.int] | None = ...,
+        removed: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "removed", b"removed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PullAuthorsChanges: _TypeAlias = PullAuthorsChanges  # noqa: Y015
+
+@_typing.final
+class FanoutPolicy(_message.Message):
+    """The policy of fan-out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PULL_THRESHOLD_FIELD_NUMBER: _builtins.int
+    pull_threshold: _builtins.int
+    """Authors with so many followers are pulled, 2 to 1,000,000,000; they are pushed again below 80 % of it."""
+    def __init__(
+        self,
+        *,
+        pull_threshold: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pull_threshold", b"pull_threshold"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FanoutPolicy: _TypeAlias = FanoutPolicy  # noqa: Y015
+
+@_typing.final
+class GetFanoutPolicyRequest(_message.Message):
+    """Nothing to say."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFanoutPolicyRequest: _TypeAlias = GetFanoutPolicyRequest  # noqa: Y015
+
+@_typing.final
+class GetFanoutPolicyResponse(_message.Message):
+    """The policy in force."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> Global___FanoutPolicy:
+        """Always set."""
+
+    def __init__(
+        self,
+        *,
+        policy: Global___FanoutPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFanoutPolicyResponse: _TypeAlias = GetFanoutPolicyResponse  # noqa: Y015
+
+@_typing.final
+class UpdateFanoutPolicyRequest(_message.Message):
+    """A new policy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> Global___FanoutPolicy:
+        """Required."""
+
+    def __init__(
+        self,
+        *,
+        policy: Global___FanoutPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateFanoutPolicyRequest: _TypeAlias = UpdateFanoutPolicyRequest  # noqa: Y015
+
+@_typing.final
+class UpdateFanoutPolicyResponse(_message.Message):
+    """The policy in force from now on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def policy(self) -> Global___FanoutPolicy:
+        """As stored."""
+
+    def __init__(
+        self,
+        *,
+        policy: Global___FanoutPolicy | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateFanoutPolicyResponse: _TypeAlias = UpdateFanoutPolicyResponse  # noqa: Y015

@@ -88,6 +88,31 @@ class GraphServiceStub:
                 request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetViewerContextRequest.SerializeToString,
                 response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetViewerContextResponse.FromString,
                 _registered_method=True)
+        self.GetAuthorMode = channel.unary_unary(
+                '/starling.graph.v1.GraphService/GetAuthorMode',
+                request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetAuthorModeRequest.SerializeToString,
+                response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetAuthorModeResponse.FromString,
+                _registered_method=True)
+        self.CompleteDrain = channel.unary_unary(
+                '/starling.graph.v1.GraphService/CompleteDrain',
+                request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.CompleteDrainRequest.SerializeToString,
+                response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.CompleteDrainResponse.FromString,
+                _registered_method=True)
+        self.WatchPullAuthors = channel.unary_stream(
+                '/starling.graph.v1.GraphService/WatchPullAuthors',
+                request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.WatchPullAuthorsRequest.SerializeToString,
+                response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.WatchPullAuthorsResponse.FromString,
+                _registered_method=True)
+        self.GetFanoutPolicy = channel.unary_unary(
+                '/starling.graph.v1.GraphService/GetFanoutPolicy',
+                request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetFanoutPolicyRequest.SerializeToString,
+                response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetFanoutPolicyResponse.FromString,
+                _registered_method=True)
+        self.UpdateFanoutPolicy = channel.unary_unary(
+                '/starling.graph.v1.GraphService/UpdateFanoutPolicy',
+                request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.UpdateFanoutPolicyRequest.SerializeToString,
+                response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.UpdateFanoutPolicyResponse.FromString,
+                _registered_method=True)
 
 
 class GraphServiceServicer:
@@ -175,6 +200,45 @@ class GraphServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetAuthorMode(self, request, context):
+        """How an author's tweets reach followers, read afresh from the store; services only.
+        Errors: NOT_FOUND (USER_NOT_FOUND).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CompleteDrain(self, request, context):
+        """One bucket of a draining author has been mended; services only. When all of its epoch are, the author is
+        pushed again. Repeats, and reports of an epoch that is over, change nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchPullAuthors(self, request, context):
+        """Whom readers must pull: a snapshot, then changes, and a heartbeat every few seconds when there are none;
+        services only. The server ends it after a while; call again. Each message says as of when it holds: a reader
+        who has heard of nothing newer than 15 s knows no modes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetFanoutPolicy(self, request, context):
+        """The policy of fan-out; operators and services.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateFanoutPolicy(self, request, context):
+        """Sets the policy; operators only. Authors' modes follow within seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GraphServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -227,6 +291,31 @@ def add_GraphServiceServicer_to_server(servicer, server):
                     servicer.GetViewerContext,
                     request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetViewerContextRequest.FromString,
                     response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetViewerContextResponse.SerializeToString,
+            ),
+            'GetAuthorMode': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAuthorMode,
+                    request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetAuthorModeRequest.FromString,
+                    response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetAuthorModeResponse.SerializeToString,
+            ),
+            'CompleteDrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.CompleteDrain,
+                    request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.CompleteDrainRequest.FromString,
+                    response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.CompleteDrainResponse.SerializeToString,
+            ),
+            'WatchPullAuthors': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchPullAuthors,
+                    request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.WatchPullAuthorsRequest.FromString,
+                    response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.WatchPullAuthorsResponse.SerializeToString,
+            ),
+            'GetFanoutPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFanoutPolicy,
+                    request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetFanoutPolicyRequest.FromString,
+                    response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetFanoutPolicyResponse.SerializeToString,
+            ),
+            'UpdateFanoutPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateFanoutPolicy,
+                    request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.UpdateFanoutPolicyRequest.FromString,
+                    response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.UpdateFanoutPolicyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -503,6 +592,141 @@ class GraphService:
             '/starling.graph.v1.GraphService/GetViewerContext',
             starling_dot_graph_dot_v1_dot_graph__pb2.GetViewerContextRequest.SerializeToString,
             starling_dot_graph_dot_v1_dot_graph__pb2.GetViewerContextResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAuthorMode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.graph.v1.GraphService/GetAuthorMode',
+            starling_dot_graph_dot_v1_dot_graph__pb2.GetAuthorModeRequest.SerializeToString,
+            starling_dot_graph_dot_v1_dot_graph__pb2.GetAuthorModeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CompleteDrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.graph.v1.GraphService/CompleteDrain',
+            starling_dot_graph_dot_v1_dot_graph__pb2.CompleteDrainRequest.SerializeToString,
+            starling_dot_graph_dot_v1_dot_graph__pb2.CompleteDrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchPullAuthors(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/starling.graph.v1.GraphService/WatchPullAuthors',
+            starling_dot_graph_dot_v1_dot_graph__pb2.WatchPullAuthorsRequest.SerializeToString,
+            starling_dot_graph_dot_v1_dot_graph__pb2.WatchPullAuthorsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFanoutPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.graph.v1.GraphService/GetFanoutPolicy',
+            starling_dot_graph_dot_v1_dot_graph__pb2.GetFanoutPolicyRequest.SerializeToString,
+            starling_dot_graph_dot_v1_dot_graph__pb2.GetFanoutPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateFanoutPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.graph.v1.GraphService/UpdateFanoutPolicy',
+            starling_dot_graph_dot_v1_dot_graph__pb2.UpdateFanoutPolicyRequest.SerializeToString,
+            starling_dot_graph_dot_v1_dot_graph__pb2.UpdateFanoutPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -70,6 +70,23 @@ class GraphServiceStub:
     """What a home timeline of a viewer is made from, read at one moment; services only.
     Errors: NOT_FOUND (USER_NOT_FOUND).
     """
+    GetAuthorMode: _grpc.UnaryUnaryMultiCallable[_graph_pb2.GetAuthorModeRequest, _graph_pb2.GetAuthorModeResponse]
+    """How an author's tweets reach followers, read afresh from the store; services only.
+    Errors: NOT_FOUND (USER_NOT_FOUND).
+    """
+    CompleteDrain: _grpc.UnaryUnaryMultiCallable[_graph_pb2.CompleteDrainRequest, _graph_pb2.CompleteDrainResponse]
+    """One bucket of a draining author has been mended; services only. When all of its epoch are, the author is
+    pushed again. Repeats, and reports of an epoch that is over, change nothing.
+    """
+    WatchPullAuthors: _grpc.UnaryStreamMultiCallable[_graph_pb2.WatchPullAuthorsRequest, _graph_pb2.WatchPullAuthorsResponse]
+    """Whom readers must pull: a snapshot, then changes, and a heartbeat every few seconds when there are none;
+    services only. The server ends it after a while; call again. Each message says as of when it holds: a reader
+    who has heard of nothing newer than 15 s knows no modes.
+    """
+    GetFanoutPolicy: _grpc.UnaryUnaryMultiCallable[_graph_pb2.GetFanoutPolicyRequest, _graph_pb2.GetFanoutPolicyResponse]
+    """The policy of fan-out; operators and services."""
+    UpdateFanoutPolicy: _grpc.UnaryUnaryMultiCallable[_graph_pb2.UpdateFanoutPolicyRequest, _graph_pb2.UpdateFanoutPolicyResponse]
+    """Sets the policy; operators only. Authors' modes follow within seconds."""
 
 @_typing.type_check_only
 class GraphServiceAsyncStub(GraphServiceStub):
@@ -113,6 +130,23 @@ class GraphServiceAsyncStub(GraphServiceStub):
     """What a home timeline of a viewer is made from, read at one moment; services only.
     Errors: NOT_FOUND (USER_NOT_FOUND).
     """
+    GetAuthorMode: _aio.UnaryUnaryMultiCallable[_graph_pb2.GetAuthorModeRequest, _graph_pb2.GetAuthorModeResponse]  # type: ignore[assignment]
+    """How an author's tweets reach followers, read afresh from the store; services only.
+    Errors: NOT_FOUND (USER_NOT_FOUND).
+    """
+    CompleteDrain: _aio.UnaryUnaryMultiCallable[_graph_pb2.CompleteDrainRequest, _graph_pb2.CompleteDrainResponse]  # type: ignore[assignment]
+    """One bucket of a draining author has been mended; services only. When all of its epoch are, the author is
+    pushed again. Repeats, and reports of an epoch that is over, change nothing.
+    """
+    WatchPullAuthors: _aio.UnaryStreamMultiCallable[_graph_pb2.WatchPullAuthorsRequest, _graph_pb2.WatchPullAuthorsResponse]  # type: ignore[assignment]
+    """Whom readers must pull: a snapshot, then changes, and a heartbeat every few seconds when there are none;
+    services only. The server ends it after a while; call again. Each message says as of when it holds: a reader
+    who has heard of nothing newer than 15 s knows no modes.
+    """
+    GetFanoutPolicy: _aio.UnaryUnaryMultiCallable[_graph_pb2.GetFanoutPolicyRequest, _graph_pb2.GetFanoutPolicyResponse]  # type: ignore[assignment]
+    """The policy of fan-out; operators and services."""
+    UpdateFanoutPolicy: _aio.UnaryUnaryMultiCallable[_graph_pb2.UpdateFanoutPolicyRequest, _graph_pb2.UpdateFanoutPolicyResponse]  # type: ignore[assignment]
+    """Sets the policy; operators only. Authors' modes follow within seconds."""
 
 class GraphServiceServicer(metaclass=_abc_1.ABCMeta):
     """Users and who follows whom.
@@ -213,5 +247,52 @@ class GraphServiceServicer(metaclass=_abc_1.ABCMeta):
         """What a home timeline of a viewer is made from, read at one moment; services only.
         Errors: NOT_FOUND (USER_NOT_FOUND).
         """
+
+    @_abc_1.abstractmethod
+    def GetAuthorMode(
+        self,
+        request: _graph_pb2.GetAuthorModeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.GetAuthorModeResponse, _abc.Awaitable[_graph_pb2.GetAuthorModeResponse]]:
+        """How an author's tweets reach followers, read afresh from the store; services only.
+        Errors: NOT_FOUND (USER_NOT_FOUND).
+        """
+
+    @_abc_1.abstractmethod
+    def CompleteDrain(
+        self,
+        request: _graph_pb2.CompleteDrainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.CompleteDrainResponse, _abc.Awaitable[_graph_pb2.CompleteDrainResponse]]:
+        """One bucket of a draining author has been mended; services only. When all of its epoch are, the author is
+        pushed again. Repeats, and reports of an epoch that is over, change nothing.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchPullAuthors(
+        self,
+        request: _graph_pb2.WatchPullAuthorsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_graph_pb2.WatchPullAuthorsResponse], _abc.AsyncIterator[_graph_pb2.WatchPullAuthorsResponse]]:
+        """Whom readers must pull: a snapshot, then changes, and a heartbeat every few seconds when there are none;
+        services only. The server ends it after a while; call again. Each message says as of when it holds: a reader
+        who has heard of nothing newer than 15 s knows no modes.
+        """
+
+    @_abc_1.abstractmethod
+    def GetFanoutPolicy(
+        self,
+        request: _graph_pb2.GetFanoutPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.GetFanoutPolicyResponse, _abc.Awaitable[_graph_pb2.GetFanoutPolicyResponse]]:
+        """The policy of fan-out; operators and services."""
+
+    @_abc_1.abstractmethod
+    def UpdateFanoutPolicy(
+        self,
+        request: _graph_pb2.UpdateFanoutPolicyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.UpdateFanoutPolicyResponse, _abc.Awaitable[_graph_pb2.UpdateFanoutPolicyResponse]]:
+        """Sets the policy; operators only. Authors' modes follow within seconds."""
 
 def add_GraphServiceServicer_to_server(servicer: GraphServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

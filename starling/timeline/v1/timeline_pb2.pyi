@@ -28,6 +28,7 @@ class ListHomeTimelineRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     READ_YOUR_WRITE_TOKEN_FIELD_NUMBER: _builtins.int
+    NEWER_THAN_ID_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """0: 20; above 100: 100; negative: INVALID_ARGUMENT."""
     page_token: _builtins.str
@@ -36,16 +37,22 @@ class ListHomeTimelineRequest(_message.Message):
     """From CreateTweet: the page shows that tweet, if its place is here, also when fan-out hasn't
     brought it yet. Only the first page looks at it.
     """
+    newer_than_id: _builtins.int
+    """Catch-up: only tweets that may have come since this one was the newest known; 0: all. The pages go down to a
+    minute before its time, since a smaller id may be committed later; drop what you have. Pages of one
+    catch-up all carry the same value.
+    """
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
         read_your_write_token: _builtins.str = ...,
+        newer_than_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "read_your_write_token", b"read_your_write_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["newer_than_id", b"newer_than_id", "page_size", b"page_size", "page_token", b"page_token", "read_your_write_token", b"read_your_write_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
