@@ -263,21 +263,22 @@ def make_server(config: Config, allowed: Allowed) -> grpc.aio.Server:
         concurrent_calls_max=config.concurrent_calls_max,
         log_requests=config.log_requests,
     )
-    age_ms = int(config.max_connection_age_seconds * 1_000)
-    return grpc.aio.server(
-        interceptors=[gate],
-        options=[
-            ("grpc.max_receive_message_length", config.max_message_bytes),
-            ("grpc.max_connection_age_ms", age_ms),
-            ("grpc.max_connection_age_grace_ms", int(config.grace_seconds * 1_000)),
-            # Allow the clients' keepalive, or it is answered with GOAWAY "too many pings".
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 4),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MS // 4),
-            ("grpc.http2.max_ping_strikes", 0),
-            ("grpc.so_reuseport", 0),
-        ],
-    )
+    options = server_options(config.max_connection_age_seconds, config.grace_seconds, config.max_message_bytes)
+    return grpc.aio.server(interceptors=[gate], options=options)
+
+
+def server_options(connection_age_seconds: float, grace_seconds: float, message_bytes: int) -> list[tuple[str, int]]:
+    """What every server allows and bounds."""
+    return [
+        ("grpc.max_receive_message_length", message_bytes),
+        ("grpc.max_connection_age_ms", int(connection_age_seconds * 1_000)),
+        ("grpc.max_connection_age_grace_ms", int(grace_seconds * 1_000)),
+        # Allow the clients' keepalive, or it is answered with GOAWAY "too many pings".
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MS // 4),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.so_reuseport", 0),
+    ]
 
 
 class App(Protocol):

@@ -30,7 +30,7 @@ from mesh.eventlog.port import Record
 from mesh.ids import Snowflakes
 from mesh.page_tokens import PageTokens
 from mesh.principals import Principal
-from mesh.server import Allowed, Gate
+from mesh.server import Allowed, Gate, server_options
 from mesh.timelines import valkey as valkey_timelines
 from mesh.timelines.port import ListKey
 from mesh.timelines.valkey import ValkeyTimelines
@@ -145,6 +145,7 @@ class Sizes:
     bucket_size: int = 3
     stream_chunk: int = 2
     pull_threshold: int = 1_000
+    message_bytes: int = 4 << 20
 
 
 class Mesh:
@@ -153,6 +154,7 @@ class Mesh:
     def __init__(
         self, valkey_url: str, folder: Path, key_prefix: str, sizes: Sizes, libraries: Sequence[str] = ()
     ) -> None:
+        self.gates: list[Gate] = []
         self.clock = ManualClock()
         self.faults = Faults()
         self.sizes = sizes
@@ -187,12 +189,14 @@ class Mesh:
         await self._start_fanout()
 
     async def _serve(self, allowed: Allowed, register: Callable[[grpc.aio.Server], None]) -> grpc.aio.Channel:
-        server = grpc.aio.server(interceptors=[Gate(principals.Verifier(SECRET), allowed)])
+        gate = Gate(principals.Verifier(SECRET), allowed)
+        self.gates.append(gate)
+        server = grpc.aio.server(interceptors=[gate], options=server_options(30.0, 1.0, self.sizes.message_bytes))
         register(server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         self._stack.push_async_callback(server.stop, None)
-        channel = channels.connect(f"127.0.0.1:{port}", retries=False)
+        channel = channels.connect(f"127.0.0.1:{port}", retries=False, max_message_bytes=self.sizes.message_bytes)
         self._stack.push_async_callback(channel.close)
         return channel
 

@@ -13,7 +13,7 @@ from starling.graph.v1 import graph_pb2, graph_pb2_grpc
 from starling.tweet.v1 import tweet_pb2, tweet_pb2_grpc
 from timeline_svc.core import ViewerContext
 
-_CALL_SECONDS = 5.0
+_CALL_SECONDS = 4.0
 _USERS_MAX = 100
 _HYDRATE_MAX = 200
 
@@ -25,13 +25,14 @@ class Graph:
         self._stub = graph_pb2_grpc.GraphServiceStub(channel)
         self._credentials = credentials
 
-    async def viewer_context(self, viewer_id: int) -> ViewerContext:
-        """A viewer's version and followees, read at one moment."""
+    async def viewer_context(self, viewer_id: int, *, wait: bool = True) -> ViewerContext:
+        """A viewer's version and followees, read at one moment. `wait`: for a connection, while graph_svc restarts."""
         with translated("graph_svc"):
             reply = await self._stub.GetViewerContext(
                 graph_pb2.GetViewerContextRequest(viewer_id=viewer_id),
                 timeout=remaining(_CALL_SECONDS),
                 metadata=self._credentials.metadata(),
+                wait_for_ready=wait,
             )
         return ViewerContext(viewer_id, reply.version, array("Q", reply.followee_ids), array("Q", reply.since))
 
@@ -48,7 +49,7 @@ class Graph:
 
 
 class Tweets:
-    """tweet_svc."""
+    """tweet_svc. A page can't do without it, so calls wait for a connection while it restarts."""
 
     def __init__(self, channel: grpc.aio.Channel, credentials: Credentials) -> None:
         self._stub = tweet_pb2_grpc.TweetServiceStub(channel)
@@ -61,7 +62,10 @@ class Tweets:
         found: dict[int, tweet_pb2.Tweet] = {}
         with translated("tweet_svc"):
             call = self._stub.HydrateTweets(
-                requests, timeout=remaining(_CALL_SECONDS), metadata=self._credentials.metadata()
+                requests,
+                timeout=remaining(_CALL_SECONDS),
+                metadata=self._credentials.metadata(),
+                wait_for_ready=True,
             )
             async with streaming(call):
                 async for reply in call:
@@ -76,7 +80,10 @@ class Tweets:
         request = tweet_pb2.StreamAuthorTweetsRequest(author_ids=author_ids, below_id=below_id, limit=limit)
         with translated("tweet_svc"):
             call = self._stub.StreamAuthorTweets(
-                request, timeout=remaining(_CALL_SECONDS), metadata=self._credentials.metadata()
+                request,
+                timeout=remaining(_CALL_SECONDS),
+                metadata=self._credentials.metadata(),
+                wait_for_ready=True,
             )
             async with streaming(call):
                 async for reply in call:

@@ -125,11 +125,12 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
         if version is None:
             with suppress(UnavailableError):
                 lease = await self._versions.lease(viewer_id)
+        fallback = known[0] if known and now - known[1] < _CONTEXT_SECONDS else None
         try:
-            viewer = await self._graph.viewer_context(viewer_id)
+            viewer = await self._graph.viewer_context(viewer_id, wait=fallback is None)
         except UnavailableError:
-            if known and now - known[1] < _CONTEXT_SECONDS:
-                return known[0]
+            if fallback:
+                return fallback
             raise
         self._remember(viewer, now)
         if lease:

@@ -8,7 +8,7 @@ TWEET_FANOUT = Topic("tweet-fanout", partitions=8, records_max=50_000)
 
 # Key: author and bucket, so that a big author's buckets spread over the partitions and lag counts real work: one
 # record is up to 10,000 deliveries.
-FANOUT_TASKS = Topic("fanout-tasks", partitions=8, records_max=50_000)
+FANOUT_TASKS = Topic("fanout-tasks", partitions=16, records_max=50_000)
 
 # What may wait: drains. Workers give it few hands, so that it never delays the others.
 FANOUT_TASKS_SLOW = Topic("fanout-tasks-slow", partitions=4, records_max=50_000)
