@@ -70,6 +70,7 @@ class App:
 
     def loops(self, stopping: asyncio.Event) -> list[Awaitable[None]]:
         """See the protocol."""
+        self._service.stopping = stopping
         return [keep_lease(self._snowflakes, stopping), self._mover.run(stopping)]
 
     async def stop(self) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from graph_svc import core
@@ -68,6 +69,8 @@ class GraphService(graph_pb2_grpc.GraphServiceServicer):
         self._page_tokens = page_tokens
         self._clock = clock
         self._stream_chunk = stream_chunk
+        self.stopping = asyncio.Event()
+        """Set when the process stops: watches end then, so that nothing waits for them."""
 
     async def CreateUser(self, request: graph_pb2.CreateUserRequest, context: Any) -> graph_pb2.CreateUserResponse:
         """See the proto."""
@@ -231,8 +234,9 @@ class GraphService(graph_pb2_grpc.GraphServiceServicer):
             yield graph_pb2.WatchPullAuthorsResponse(as_of_ms=as_of, snapshot=snapshot)
         end = time.monotonic() + _WATCH_SECONDS
         said = time.monotonic()
-        while time.monotonic() < end:
-            await asyncio.sleep(_WATCH_POLL_SECONDS)
+        while time.monotonic() < end and not self.stopping.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), _WATCH_POLL_SECONDS)
             as_of = self._clock.now_ms()
             changes = await self._store.mode_changes(sequence, _WATCH_CHUNK)
             if changes or time.monotonic() - said >= _HEARTBEAT_SECONDS:

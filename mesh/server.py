@@ -6,6 +6,7 @@ request decoded; then the handler; and what it raises becomes a status. It alone
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 import time
@@ -347,14 +348,14 @@ async def _serve(config: Config, make_app: Callable[[], App]) -> int:
             Path(config.address_file).write_text(address)  # noqa: ASYNC240 - once, a few bytes
         await stopping.wait()
 
-    log.info("%s drains", app.name)
+    log.info("%s drains (pid %d)", app.name, os.getpid())
     await _say(healthy, ["", *services], health_pb2.HealthCheckResponse.NOT_SERVING)
     await asyncio.sleep(config.drain_seconds)
     await server.stop(config.grace_seconds)
     failed = await _finished(background, config.grace_seconds)
     with suppress(errors.UnavailableError):
         await app.stop()
-    log.info("%s has stopped", app.name)
+    log.info("%s has stopped (pid %d)", app.name, os.getpid())
     return 1 if failed else 0
 
 

@@ -319,7 +319,14 @@ class Mesh:
         await self.graph.Unfollow(graph_pb2.UnfollowRequest(followee_id=followee_id), **self.as_(follower_id))
 
     async def home(
-        self, viewer_id: int, size: int = 20, token: str = "", written: int = 0, newer_than: int = 0
+        self,
+        viewer_id: int,
+        size: int = 20,
+        token: str = "",
+        *,
+        written: int = 0,
+        newer_than: int = 0,
+        timeout: float | None = CALL_SECONDS,
     ) -> timeline_pb2.ListHomeTimelineResponse:
         request = timeline_pb2.ListHomeTimelineRequest(
             page_size=size,
@@ -327,7 +334,7 @@ class Mesh:
             read_your_write_token=str(written) if written else "",
             newer_than_id=newer_than,
         )
-        return await self.timeline.ListHomeTimeline(request, **self.as_(viewer_id))
+        return await self.timeline.ListHomeTimeline(request, **(self.as_(viewer_id) | {"timeout": timeout}))
 
     async def walk(self, viewer_id: int, size: int = 20, newer_than: int = 0) -> list[int]:
         """All ids, from the first page to the last; only the last page has no token."""

@@ -74,6 +74,7 @@ class Rules:
     work_in_hand_again: bool = _rule("◆ At a rewind work in hand is taken again (design: fan-out)")
     drain_tasks_again: bool = _rule("◆ Drain tasks acknowledged in that window run again (design: fan-out)")
     republish_last_hour: bool = _rule("A log that dies with the lists gets the last hour again (design: stores; rule 15)")
+    mark_in_same_life: bool = _rule("Published is marked only in the log's life that it was published in (found here)")
 
     # Reading
     own_tweet_on_last_page: bool = _rule("◆ Read-your-write also if the page has no token (design: reading; rule 20)")

@@ -155,8 +155,6 @@ class Log:
         self._w = w
         self.records: dict[int, tuple[int, ...]] = {}
         self.acked_ms: dict[int, int] = {}
-        self.again: set[int] = set()
-        """Acknowledged once, rewound, not yet acknowledged again."""
         self.generation = 0
         self._last = 0
 
@@ -170,7 +168,6 @@ class Log:
         """Work taken before a rewind isn't done by its acknowledgement."""
         if position in self.records and generation == self.generation and position not in self.acked_ms:
             self.acked_ms[position] = self._w.now
-            self.again.discard(position)
             if self._w.log_in_valkey:
                 self._w.valkey.note(partial(self.acked_ms.pop, position, None))
 
@@ -179,7 +176,6 @@ class Log:
 
     def rewind(self, positions: Sequence[int]) -> None:
         """Committed in one step. Work in hand is taken again."""
-        self.again.update(positions)
         for position in positions:
             self.acked_ms.pop(position, None)
         if self._w.rules.work_in_hand_again:
@@ -211,8 +207,7 @@ class Valkey:
         self.run_id += 1
 
     def _put(self, viewer: int, copy: Copy | None) -> None:
-        old = self._copies.pop(viewer, None)
-        self.note(partial(self._restore, viewer, old))
+        self.note(partial(self._restore, viewer, self._copies.get(viewer)))
         self._restore(viewer, copy)
 
     def _restore(self, viewer: int, copy: Copy | None) -> None:
@@ -434,7 +429,11 @@ class World:
         """Tweets whose delivery is over and not in question: no read may lack them, whatever is in flight."""
         if self.handled_run_id != self.valkey.run_id:
             return set()
-        in_question = {self.tasks.records[position][0] for position in self.tasks.again if position in self.tasks.records}
-        delivered = {self.events.records[position] for position in self.events.acked_ms if position in self.events.records}
-        under_way = {record[1] for record in map(self.tasks.records.__getitem__, self.tasks.waiting()) if len(record) == 4}
+        waiting = [self.tasks.records[position] for position in self.tasks.waiting()]
+        draining = {at for at, drain in self.graph.drains.items() if drain.done and (not drain.published or at in waiting)}
+        in_question = {author for author, _, _ in draining}
+        under_way = {tweet for tweet, row in self.outbox.items() if not row.published}
+        under_way |= {self.events.records[position][1] for position in self.events.waiting()}
+        under_way |= {task[3] for task in waiting if len(task) == 4}
+        delivered = (self.events.records[position] for position in self.events.acked_ms)
         return {tweet for author, tweet in delivered if author not in in_question} - under_way
