@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from fanout_svc import core
 from fanout_svc.core import Action, InvalidEventError
 from fanout_svc.peers import Peers
+from mesh import failpoints
 from mesh.caches.bodies import Bodies
 from mesh.clock import Clock
 from mesh.errors import NotFoundError, UnavailableError
@@ -124,6 +125,8 @@ class Worker:
             for record in batch.records:
                 await self._bury(record, f"unknown author: {error}")
             return
+        if failpoints.ARMED:
+            failpoints.hit("before-ack")
         await self._consumer.ack(batch.records)
         self._figures.events += len(batch.records)
 
@@ -152,6 +155,8 @@ class Worker:
         async for chunk in self._peers.followers(author_id, bucket):
             keys = [lists.home(follower_id) for follower_id in chunk]
             hit = await self._timelines.push(keys, tweet_ids)
+            if failpoints.ARMED:
+                failpoints.hit("between-batches")
             now = self._clock.now_ms()
             for tweet_id in tweet_ids:
                 self._figures.delivered(len(keys), hit, max(0, now - time_ms_of(tweet_id)) / 1_000)
@@ -170,6 +175,8 @@ class Worker:
         ids, down_to = await self._peers.newest(author_id, self._timelines.cap)
         async for chunk in self._peers.followers(author_id, bucket):
             await self._timelines.merge([lists.home(follower_id) for follower_id in chunk], ids, down_to)
+            if failpoints.ARMED:
+                failpoints.hit("in-drain")
         await self._peers.complete_drain(author_id, epoch, bucket)
         self._figures.drained_buckets += 1
 

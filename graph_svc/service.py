@@ -8,7 +8,7 @@ from typing import Any
 
 from graph_svc import core
 from graph_svc.store import AuthorState, DrainTask, GraphStore, Mode, ModeChange, User
-from mesh import checks, principals
+from mesh import checks, failpoints, principals
 from mesh.caches.viewer_versions import ViewerVersions
 from mesh.clock import Clock
 from mesh.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
@@ -112,6 +112,8 @@ class GraphService(graph_pb2_grpc.GraphServiceServicer):
         """See the proto."""
         follower_id, followee_id = _pair(request.followee_id)
         changed = await self._store.follow(follower_id, followee_id)
+        if failpoints.ARMED:
+            failpoints.hit("before-version-copy-deleted")
         # Also when nothing changed: this may be the retry of a call that got no further than the store.
         await self._versions.invalidate([follower_id])
         return graph_pb2.FollowResponse(changed=changed)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from contextlib import suppress
 
+from mesh import failpoints
 from mesh.clock import Clock
 from mesh.errors import UnavailableError
 from mesh.eventlog.port import LogFullError, Producer
@@ -48,6 +49,8 @@ class Relay:
         if rows:
             records = [(str(row.author_id).encode(), to_event(row).SerializeToString()) for row in rows]
             await self._producer.publish(TWEET_FANOUT.name, records)
+            if failpoints.ARMED:
+                failpoints.hit("before-mark-published")
             await self._store.mark_published([row.event_id for row in rows], self._clock.now_ms())
         return len(rows)
 

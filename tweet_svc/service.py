@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from mesh import checks, principals
+from mesh import checks, failpoints, principals
 from mesh.caches.bodies import Bodies
 from mesh.clock import Clock
 from mesh.errors import InvalidArgumentError, NotFoundError, PermissionDeniedError, UnavailableError
@@ -93,6 +93,8 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
             mentions=draft.mentions,
         )
         stored = await self._store.create_tweet(tweet, asked if draft.request_id else None, now, self._outbox_max)
+        if failpoints.ARMED:
+            failpoints.hit("after-outbox-row")
         self._on_write()
         if stored.deleted:
             raise NotFoundError("That request's tweet has been deleted since.", reason="TWEET_NOT_FOUND")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from mesh import failpoints
 from mesh.errors import InvalidArgumentError, ResourceExhaustedError
 from mesh.sqlite import Database, key
 from mesh.sqlite_leases import SCHEMA as LEASES_SCHEMA
@@ -83,6 +84,8 @@ class SqliteTweetStore(SqliteWorkerLeases):
                     reason="OUTBOX_FULL",
                 )
             _put_outbox(connection, tweet, 0)
+            if failpoints.ARMED:
+                failpoints.hit("between-store-writes")
             connection.execute(
                 f"INSERT INTO tweets ({_TWEET}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0)",
                 (

@@ -116,6 +116,13 @@ class HomeTimelineMachine(RuleBasedStateMachine):
     def someone_unfollows(self, who: int, whom: int) -> None:
         self._follow_or_unfollow(self.user(who), self.user(whom), follows=False)
 
+    @rule(whom=picks, follows=st.booleans())
+    def everybody_follows_or_leaves_someone(self, whom: int, follows: bool) -> None:
+        """So that thresholds are crossed, up and down."""
+        for who in self.model.users:
+            if who != self.user(whom):
+                self._follow_or_unfollow(who, self.user(whom), follows=follows)
+
     def _follow_or_unfollow(self, who: int, whom: int, *, follows: bool) -> None:
         act = self.mesh.follow if follows else self.mesh.unfollow
         if who == whom:
@@ -278,6 +285,14 @@ class HomeTimelineMachine(RuleBasedStateMachine):
     @rule()
     def readers_learn_of_authors_modes(self) -> None:
         self.run(self.mesh.watch_modes())
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule()
+    def half_a_minute_passes_as_it_should(self) -> None:
+        """Modes follow counts, readers hear of it, and they are old enough to count."""
+        self.authors_modes_follow_their_counts()
+        self.time_passes(21_000)
+        self.readers_learn_of_authors_modes()
 
     @rule()
     def the_worker_dies_and_another_starts(self) -> None:

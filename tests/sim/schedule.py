@@ -18,6 +18,7 @@ ACTIONS += ("warm author", "evict author", "failover", "crash")
 WEIGHTS = {"work": (3, 6), "crash": (0, 0, 1), "failover": (0, 0, 0, 1), "time": (1, 2)}
 """What an action's weight is drawn from, for each seed anew, so that each seed leaves something out."""
 OTHER_WEIGHTS = (0, 0, 1, 1, 3)
+PACES = (0.3, 3, 8)
 STEPS = (20, 40, 80)
 RUNNING_MAX = 6
 WORK_MAX = 1_000
@@ -28,11 +29,13 @@ type_of_start = Callable[[], Steps]
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """`name`: what it does; `start` begins it; `is_change`: a client waits for it, and may retry."""
+    """`name`: what it does; `start` begins it; `is_change`: a client waits for it, and may retry;
+    `pace`: how readily a seed goes on with it."""
 
     name: tuple[object, ...]
     start: type_of_start
     is_change: bool = False
+    pace: float = 0.0
     steps: Steps = field(init=False)
 
     def __post_init__(self) -> None:
@@ -116,7 +119,7 @@ class Run:
         while self.choose.left and steps:
             steps -= 1
             others = len(self._running)
-            option_weights = [8.0, *[3.0] * others][:others] + weights if weights else None
+            option_weights = [process.pace for process in self._running] + weights
             option = self.choose(others + len(ACTIONS), option_weights)
             if option < others:
                 self._step(self._running[option])
@@ -124,8 +127,11 @@ class Run:
                 self._act(ACTIONS[option - others])
 
     def _draw_weights(self) -> list[float]:
-        random = self.choose.random
-        return [random.choice(WEIGHTS.get(action, OTHER_WEIGHTS)) for action in ACTIONS] if random else []
+        random, focus = self.choose.random, self.choose.focus
+        if random is None:
+            return []
+        drawn = [random.choice(WEIGHTS.get(action, OTHER_WEIGHTS)) for action in ACTIONS]
+        return [1.0 + weight if action in focus else 0.0 for action, weight in zip(ACTIONS, drawn)] if focus else drawn
 
     def _step(self, process: Process) -> bool:
         """False: it is over."""
@@ -179,6 +185,8 @@ class Run:
         if len(self._running) < RUNNING_MAX:
             if process in self._retries:
                 self._retries.remove(process)
+            if self.choose.random:
+                process.pace = self.choose.random.choice(PACES)
             self._step(process)
 
     def _reading(self) -> Process:
@@ -297,9 +305,8 @@ class Run:
                 return protocol.visible(self.w, context, ids)
 
 
-def fails(rules: Rules, *, seed: int | None = None, choices: Sequence[int] = ()) -> tuple[str, list[int]]:
+def fails(rules: Rules, drawn: Choices) -> tuple[str, list[int]]:
     """What goes wrong in a run ("": nothing), and the choices that led there."""
-    drawn = Choices(seed, choices)
     try:
         Run(rules, drawn).go()
     except Failure as failure:

@@ -3,7 +3,7 @@
 Each method is one atomic step. Time is a logical clock in ms, which only the scheduler moves.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -34,8 +34,12 @@ class Failure(Exception):
 class Choices:
     """All free choices of a run: drawn from a seed and noted, or replayed. 0 is always the plainest one."""
 
-    def __init__(self, seed: int | None = None, replayed: Sequence[int] = ()) -> None:
+    def __init__(
+        self, seed: int | None = None, replayed: Sequence[int] = (), focus: Collection[str] | None = None
+    ) -> None:
         self.random = Random(seed) if seed is not None else None
+        self.focus = focus
+        """Actions that a search confines itself to; None: all."""
         self.taken: list[int] = []
         self._replayed = replayed
         self.over = False
