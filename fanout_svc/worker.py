@@ -194,9 +194,10 @@ class Worker:
             if self._in_hand:
                 await asyncio.wait(self._in_hand)
         finally:
-            renewing.cancel()
-            for task in self._in_hand:
+            ending = [renewing, *self._in_hand]
+            for task in ending:
                 task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
 
     async def _take(self, stopping: asyncio.Event) -> bool:
         """Poll for as many as there is room for; False when there is none."""
@@ -239,5 +240,7 @@ class Worker:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(_RENEW_SECONDS)
-            with suppress(UnavailableError):
+            try:
                 await self._consumer.renew([record for records in self._in_hand.values() for record in records])
+            except UnavailableError as error:
+                log.warning("records in hand aren't renewed, others may take them: %s", error)

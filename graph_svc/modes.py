@@ -7,7 +7,7 @@ from contextlib import suppress
 from graph_svc.core import drain_event, push_below
 from graph_svc.store import AuthorModes
 from mesh.clock import Clock
-from mesh.errors import UnavailableError
+from mesh.errors import StarlingError
 from mesh.eventlog.port import LogFullError, Producer
 from mesh.eventlog.topics import FANOUT_TASKS_SLOW
 
@@ -50,7 +50,7 @@ class ModeMover:
         if tasks:
             records = [(f"{task.author_id}:{task.bucket}".encode(), drain_event(task)) for task in tasks]
             await self._producer.publish(FANOUT_TASKS_SLOW.name, records)
-            await self._store.mark_drains_published(tasks, now)
+            await self._store.mark_drains_published(tasks, incarnation, now)
         return len(tasks)
 
     async def run(self, stopping: asyncio.Event) -> None:
@@ -62,7 +62,7 @@ class ModeMover:
                 done = await self.step()
                 if rounds % _PRUNE_EVERY == 0:
                     await self._store.prune_drains(self._clock.now_ms() - KEEP_MS)
-            except (UnavailableError, LogFullError) as error:
+            except (StarlingError, LogFullError) as error:
                 log.warning("authors' modes wait: %s", error)
                 done = 0
             if not done:

@@ -99,14 +99,15 @@ class SqliteAuthorModes:
 
         return await self._modes_database.read(work)
 
-    async def mark_drains_published(self, tasks: Sequence[DrainTask], now_ms: int) -> None:
+    async def mark_drains_published(self, tasks: Sequence[DrainTask], incarnation: str, now_ms: int) -> None:
         """See the port."""
         rows = [(now_ms, task.author_id, task.epoch, task.bucket) for task in tasks]
 
         def work(connection: sqlite3.Connection) -> None:
-            connection.executemany(
-                "UPDATE drains SET published_ms = ? WHERE author_id = ? AND epoch = ? AND bucket = ?", rows
-            )
+            if _setting(connection, _INCARNATION) == incarnation:
+                connection.executemany(
+                    "UPDATE drains SET published_ms = ? WHERE author_id = ? AND epoch = ? AND bucket = ?", rows
+                )
 
         await self._modes_database.write(work)
 

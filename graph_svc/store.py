@@ -99,8 +99,8 @@ class AuthorModes(Protocol):
         """Drain tasks not yet in the log."""
         ...
 
-    async def mark_drains_published(self, tasks: Sequence[DrainTask], now_ms: int) -> None:
-        """They are in the log."""
+    async def mark_drains_published(self, tasks: Sequence[DrainTask], incarnation: str, now_ms: int) -> None:
+        """They are in the log of that incarnation. Nothing changes when `republish_drains` has seen another since."""
         ...
 
     async def republish_drains(self, incarnation: str, since_ms: int) -> int:

@@ -7,7 +7,7 @@ import secrets
 import socket
 from contextlib import suppress
 
-from mesh.errors import UnavailableError
+from mesh.errors import StarlingError
 from mesh.ids import Snowflakes
 
 log = logging.getLogger(__name__)
@@ -27,5 +27,5 @@ async def keep_lease(snowflakes: Snowflakes, stopping: asyncio.Event) -> None:
             await asyncio.wait_for(stopping.wait(), _RENEW_SECONDS)
         try:
             await snowflakes.renew()
-        except UnavailableError as error:
+        except StarlingError as error:
             log.warning("the lease on the worker number isn't renewed: %s", error)

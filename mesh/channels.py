@@ -23,6 +23,8 @@ _TRANSIENT = {
 _SERVICE_CONFIG = {
     "loadBalancingConfig": [{"round_robin": {}}],
     "methodConfig": [
+        # Has no request id: after a lost answer a repeat would say that the handle is taken.
+        {"name": [{"service": "starling.graph.v1.GraphService", "method": "CreateUser"}]},
         {
             "name": [{}],
             "retryPolicy": {
@@ -32,7 +34,7 @@ _SERVICE_CONFIG = {
                 "backoffMultiplier": 2,
                 "retryableStatusCodes": ["UNAVAILABLE"],
             },
-        }
+        },
     ],
 }
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, cast
 
@@ -161,10 +161,14 @@ class Gate(grpc.aio.ServerInterceptor):
         return handle
 
     def _streaming(self, method: str, token: str | None, behaviour: Any) -> Any:
-        async def handle(request: Any, context: Any) -> AsyncIterator[Any]:
-            async with _Call(self, method, token, context) as call:
-                async for response in behaviour(call.decoded(request), context):
-                    yield response
+        async def handle(request: Any, context: Any) -> None:
+            # Writes inside of the call, not yields out of it: a client that reads too slowly meets the deadline, too.
+            async with (
+                _Call(self, method, token, context) as call,
+                aclosing(behaviour(call.decoded(request), context)) as responses,
+            ):
+                async for response in responses:
+                    await context.write(response)
 
         return handle
 
@@ -225,7 +229,7 @@ class _Call:
             error = late
         code = type(error).__name__ if error else "OK"
         self._gate.note(self._method, self._caller, code, time.monotonic() - self._started)
-        if error is None or isinstance(error, GeneratorExit):
+        if error is None:
             return
         await self._answer(error)
 

@@ -9,8 +9,8 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +36,7 @@ def key(identifier: int) -> int:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except sqlite3.OperationalError as error:
+    except sqlite3.OperationalError as error:  # locked, full, gone; not what is wrong in itself
         raise UnavailableError(f"The store doesn't answer: {error}", reason="STORE_UNAVAILABLE") from error
 
 
@@ -50,6 +50,7 @@ class Database:
         self._queue: queue.Queue[tuple[Work[Any], Future[Any]] | None] = queue.Queue(_QUEUE_MAX)
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
+        self._writing: sqlite3.Connection | None = None
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="sqlite-read")
         self._writer = threading.Thread(target=self._write_loop, name="sqlite-write", daemon=True)
 
@@ -58,18 +59,20 @@ class Database:
 
         def apply() -> None:
             with _translated():
-                connection = self._connect()
-                connection.executescript(self._schema)
+                if self._writing is None:
+                    self._writing = self._connect()
+                self._writing.executescript(self._schema)
 
         await asyncio.get_running_loop().run_in_executor(self._readers, apply)
-        self._writer.start()
+        if not self._writer.is_alive():
+            self._writer.start()
 
     async def close(self) -> None:
         """Finish the writes that wait, then close."""
         if self._writer.is_alive():
-            self._queue.put(None)
+            await asyncio.to_thread(self._queue.put, None)
             await asyncio.to_thread(self._writer.join)
-        self._readers.shutdown(wait=True)
+        await asyncio.to_thread(self._readers.shutdown)
         for connection in self._connections:
             connection.close()
 
@@ -115,7 +118,8 @@ class Database:
         return connection
 
     def _write_loop(self) -> None:
-        connection = self._connect()
+        connection = self._writing
+        assert connection is not None
         open_for_more = True
         while open_for_more:
             group = [self._queue.get()]
@@ -141,7 +145,7 @@ def _commit_group(connection: sqlite3.Connection, group: list[tuple[Work[Any], F
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         for _, future in group:
-            if not future.done():
+            with suppress(InvalidStateError):  # done, or its waiter has just given up
                 future.set_exception(error)
         return
     for future, outcome in outcomes:

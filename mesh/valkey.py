@@ -9,7 +9,15 @@ from redis.asyncio import Redis
 from redis.asyncio.connection import BlockingConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import BusyLoadingError, ConnectionError, ResponseError, TimeoutError
+from redis.exceptions import (
+    BusyLoadingError,
+    ConnectionError,
+    ExecAbortError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+    TimeoutError,
+)
 
 from mesh.errors import UnavailableError
 
@@ -17,9 +25,19 @@ Command = tuple[str | bytes | int | float, ...]
 
 # Once is enough to leave behind a pooled connection to a server that was restarted. Time-outs aren't tried again.
 _RETRIES = 1
+_REFUSALS = {"OOM", "MISCONF", "NOREPLICAS", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "EXECABORT"}
+_REFUSAL_TYPES = (OutOfMemoryError, ReadOnlyError, ExecAbortError)
 _AWAY_SECONDS = 0.5
 """After a failure, calls fail at once for so long, but for one that looks again: a server that hangs would else cost
 each reader its time-outs, one after the other."""
+
+
+def _refusal(error: ResponseError) -> str:
+    """What a server that answers, but can't do it now, says (no memory, no disk, a replica, …); empty for a command
+    that is wrong. In a pipeline the text stands behind the command's number."""
+    text = str(error.__cause__ or error)
+    words = set(text.replace("(", " ").replace(")", " ").split())
+    return text if words & _REFUSALS or isinstance(error, _REFUSAL_TYPES) else ""
 
 
 class Valkey:
@@ -78,6 +96,10 @@ class Valkey:
         except (ConnectionError, TimeoutError, BusyLoadingError, OSError) as error:
             self._away, self._look_again = True, time.monotonic() + _AWAY_SECONDS
             raise UnavailableError(f"Valkey doesn't answer: {error}", reason="VALKEY_UNAVAILABLE") from error
+        except ResponseError as error:
+            if refusal := _refusal(error):
+                raise UnavailableError(f"Valkey refuses: {refusal}", reason="VALKEY_REFUSES") from error
+            raise
         self._away = False
 
     async def call(self, *command: str | bytes | int | float) -> Any:

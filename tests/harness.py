@@ -5,7 +5,7 @@ Nothing runs by itself: the relay, the worker and the warmers are stepped. Fault
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,7 @@ from mesh.page_tokens import PageTokens
 from mesh.principals import Principal
 from mesh.server import Allowed, Gate, server_options
 from mesh.timelines import valkey as valkey_timelines
-from mesh.timelines.port import ListKey
+from mesh.timelines.port import ListKey, ListView
 from mesh.timelines.valkey import ValkeyTimelines
 from mesh.valkey import Command, Valkey
 from starling.fanout.v1 import fanout_pb2_grpc
@@ -40,6 +40,7 @@ from starling.graph.v1 import graph_pb2, graph_pb2_grpc
 from starling.timeline.v1 import timeline_pb2, timeline_pb2_grpc
 from starling.tweet.v1 import tweet_pb2, tweet_pb2_grpc
 from tests.clocks import ManualClock
+from timeline_svc.core import ViewerContext
 from timeline_svc.peers import Graph, Tweets
 from timeline_svc.pull_authors import PullAuthors
 from timeline_svc.service import ALLOWED as TIMELINE_ALLOWED
@@ -83,6 +84,16 @@ class Faults:
     defer: bool = False
     deferred: list[Callable[[], Awaitable[bool]]] = field(default_factory=list)
 
+    between: Callable[[], Awaitable[None]] | None = None
+    """What happens, once, in the middle of the next read or making of a list: after `skip` steps of it."""
+    skip: int = 0
+
+    async def step(self) -> None:
+        if self.between and self.skip == 0:
+            happens, self.between = self.between, None
+            await happens()
+        self.skip = max(0, self.skip - 1)
+
     def count_push(self) -> None:
         if self.pushes_left == 0:
             self.pushes_left = None
@@ -110,6 +121,15 @@ class FaultyTimelines(ValkeyTimelines):
             lambda: super(FaultyTimelines, self).cover(key, token, from_version, to_version, ids, down_to)
         )
 
+    async def create(self, key: ListKey, token: str, lease_ms: int) -> bool:
+        created = await super().create(key, token, lease_ms)
+        await self.faults.step()
+        return created
+
+    async def read(self, key: ListKey, count: int) -> ListView | None:
+        await self.faults.step()
+        return await super().read(key, count)
+
     async def merge(self, keys: Sequence[ListKey], ids: Sequence[int], down_to: int) -> int:
         self.faults.count_push()
         return await super().merge(keys, ids, down_to)
@@ -119,6 +139,31 @@ class FaultyTimelines(ValkeyTimelines):
             self.faults.deferred.append(change)
             return False
         return await change()
+
+
+class SteppedGraph(Graph):
+    """Lets something happen after a context was read."""
+
+    faults: Faults
+
+    async def viewer_context(self, viewer_id: int, *, wait: bool = True) -> ViewerContext:
+        viewer = await super().viewer_context(viewer_id, wait=wait)
+        await self.faults.step()
+        return viewer
+
+
+class SteppedTweets(Tweets):
+    """Lets something happen before the store is read, and between its chunks."""
+
+    faults: Faults
+
+    async def author_ids(
+        self, author_ids: Sequence[int], below_id: int, limit: int
+    ) -> AsyncGenerator[tuple[Sequence[int], bool], None]:
+        await self.faults.step()
+        async for chunk in super().author_ids(author_ids, below_id, limit):
+            yield chunk
+            await self.faults.step()
 
 
 class FaultyPeers(Peers):
@@ -240,13 +285,16 @@ class Mesh:
         credentials = self._credentials("timeline_svc")
         self.pull_authors = PullAuthors(self.graph_channel, credentials, self.clock)
         await self.pull_authors.follow(once=True)
+        graph = SteppedGraph(self.graph_channel, credentials)
+        tweets = SteppedTweets(self.tweet_channel, credentials)
+        graph.faults = tweets.faults = self.faults
         self.timeline_service = TimelineService(
             valkey=self.valkey,
             timelines=self.timelines,
             versions=ViewerVersions(self.valkey),
             bodies=Bodies(self.valkey),
-            graph=Graph(self.graph_channel, credentials),
-            tweets=Tweets(self.tweet_channel, credentials),
+            graph=graph,
+            tweets=tweets,
             pull_authors=self.pull_authors,
             page_tokens=self.page_tokens,
             clock=self.clock,

@@ -125,7 +125,10 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
         if version is None:
             with suppress(UnavailableError):
                 lease = await self._versions.lease(viewer_id)
+        # Not one that is known to be over.
         fallback = known[0] if known and now - known[1] < _CONTEXT_SECONDS else None
+        if fallback and version is not None and version > fallback.version:
+            fallback = None
         try:
             viewer = await self._graph.viewer_context(viewer_id, wait=fallback is None)
         except UnavailableError:
@@ -151,7 +154,7 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
     ) -> HomeSources:
         """What this viewer's page is read from; what is missing is made behind the read."""
         found = core.assess(view.record if view else None, viewer, self._clock.now_ms())
-        if found.verdict is not Verdict.SERVE or found.uncovered:
+        if found.verdict in {Verdict.BUILD, Verdict.REPLACE} or found.uncovered:
             self.warmer.enqueue(viewer.viewer_id)
         if found.verdict is not Verdict.SERVE or pulled is None:
             return HomeSources(None)
@@ -177,7 +180,7 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
             if len(batch) < count:
                 return page, False
             if time.monotonic() > end:
-                return page, True
+                break
         return page, bool(await _take(ids, 1, page.down_to))
 
     async def _hydrate(self, tweet_ids: Sequence[int]) -> dict[int, tweet_pb2.Tweet | None]:
@@ -201,6 +204,7 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
                         user_id=user.user_id, handle=user.handle, display_name=user.display_name
                     )
                     known[user.user_id] = self._authors[user.user_id] = (author, now)
+                    self._authors.move_to_end(user.user_id)
             while len(self._authors) > _AUTHORS_MAX:
                 self._authors.popitem(last=False)
         return {u: known[u][0] if u in known else timeline_pb2.Author(user_id=u) for u in wanted}
@@ -211,15 +215,15 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
         The context is read afresh, and before the store: what was posted before the store is read is in what it
         answers; what is posted later finds the follow in the followers that fan-out reads.
         """
-        view = await self._timelines.read(lists.home(viewer_id), 0)
+        view = await self._timelines.read(lists.home(viewer_id), 2 * self._timelines.cap)
         viewer = await self._graph.viewer_context(viewer_id)
         found = core.assess(view.record if view else None, viewer, self._clock.now_ms())
         match found.verdict:
             case Verdict.SERVE if view and found.uncovered:
                 await self._cover(view, viewer, found.uncovered)
-            case Verdict.BUILD:
+            case Verdict.BUILD if view:
                 await self._rebuild(viewer_id)
-            case Verdict.REPLACE:
+            case Verdict.BUILD | Verdict.REPLACE:  # Without a view there may be one that can't be read.
                 await self._timelines.drop(lists.home(viewer_id))
                 await self._rebuild(viewer_id)
 

@@ -144,7 +144,8 @@ class _FromList:
         if rest is None:
             self.exact_to = below
             return
-        self.exact_to = rest.record.floor
+        # Trimmed meanwhile, its floor may lie above what was taken from the first view, which is exact so far down.
+        self.exact_to = min(below, rest.record.floor)
         for tweet_id in rest.ids:
             if tweet_id < below:
                 yield tweet_id

@@ -96,35 +96,36 @@ def to_event(row: OutboxRow) -> event_pb2.TweetEvent:
 class AuthorMerge:
     """Merges the timelines of many authors, each fetched in chunks that grow, into one descending stream.
 
-    Ask `wanted`, `feed` what the store answers, `take`; again until enough is taken or `exhausted`. Memory is
-    bounded by the chunks: about 8 ids an author at first, four times as many whenever one runs dry.
+    Ask `wanted`, `feed` what the store answers, `take`; again until enough is taken or `exhausted`. Memory: an
+    author's next chunk is four times the one that was used up, so no more than 8 ids an author, and four times what is
+    taken.
     """
 
     def __init__(self, author_ids: Sequence[int], below_id: int, limit: int) -> None:
         self._authors = list(dict.fromkeys(author_ids))
         self._below = [below_id] * len(self._authors)
-        self._chunk = min(limit, max(8, 2 * limit // len(self._authors)))
-        self._chunk_max = max(self._chunk, limit)
+        self._limit = limit
+        self._chunks = [min(limit, max(8, 2 * limit // len(self._authors)))] * len(self._authors)
         self._buffers: list[list[int]] = [[] for _ in self._authors]
         self._dry = set(range(len(self._authors)))
         self._asked: list[int] = []
         self._heads: list[tuple[int, int]] = []
 
-    def wanted(self) -> tuple[list[int], list[int], int]:
+    def wanted(self) -> tuple[list[int], list[int], list[int]]:
         """Authors to be read before more can be taken, the ids to read below, and how many of each."""
-        self._asked = sorted(self._dry)
-        return [self._authors[i] for i in self._asked], [self._below[i] for i in self._asked], self._chunk
+        self._asked = asked = sorted(self._dry)
+        return [self._authors[i] for i in asked], [self._below[i] for i in asked], [self._chunks[i] for i in asked]
 
     def feed(self, chunks: Sequence[Sequence[int]]) -> None:
         """The answers to `wanted`, in its order, each descending."""
         for index, ids in zip(self._asked, chunks, strict=True):
             assert all(a > b for a, b in pairwise(ids)), "descending"
-            self._below[index] = ids[-1] if len(ids) == self._chunk else 0
+            self._below[index] = ids[-1] if len(ids) == self._chunks[index] else 0
+            self._chunks[index] = min(self._limit, 4 * self._chunks[index])
             self._buffers[index] = list(reversed(ids))
             self._dry.discard(index)
             self._next_head(index)
         self._asked = []
-        self._chunk = min(self._chunk_max, self._chunk * 4)
 
     def _next_head(self, index: int) -> None:
         if self._buffers[index]:

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from mesh import failpoints
 from mesh.clock import Clock
-from mesh.errors import UnavailableError
+from mesh.errors import StarlingError
 from mesh.eventlog.port import LogFullError, Producer
 from mesh.eventlog.topics import TWEET_FANOUT
 from tweet_svc.core import to_event
@@ -18,7 +18,7 @@ KEEP_MS = 3_600_000
 """Published rows are kept so long: a log that lost its last moments gets them again."""
 BATCH = 500
 _SWEEP_SECONDS = 1.0
-_PRUNE_EVERY = 60
+_PRUNE_SECONDS = 5.0
 _BACKOFF_SECONDS = 0.5
 
 
@@ -48,30 +48,38 @@ class Relay:
         rows = await self._store.unpublished(BATCH)
         if rows:
             records = [(str(row.author_id).encode(), to_event(row).SerializeToString()) for row in rows]
-            await self._producer.publish(TWEET_FANOUT.name, records)
+            try:
+                await self._producer.publish(TWEET_FANOUT.name, records)
+            except LogFullError as error:
+                # The others are in: again they'd fill the partitions that have room.
+                rows = [row for number, row in enumerate(rows) if number not in error.refused]
+                await self._store.mark_published([row.event_id for row in rows], incarnation, self._clock.now_ms())
+                raise
             if failpoints.ARMED:
                 failpoints.hit("before-mark-published")
-            await self._store.mark_published([row.event_id for row in rows], self._clock.now_ms())
+            await self._store.mark_published([row.event_id for row in rows], incarnation, self._clock.now_ms())
         return len(rows)
 
     async def prune(self) -> None:
         """Forget what is published and old, and request ids past their time. Raises UnavailableError."""
         now = self._clock.now_ms()
-        await self._store.prune(now - KEEP_MS, now)
+        while await self._store.prune(now - KEEP_MS, now):  # Fewer each time.
+            pass
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping`."""
-        rounds = 0
+        pruned = self._clock.monotonic()
         while not stopping.is_set():
             self._nudged.clear()
             try:
                 published = await self.step()
-                rounds += 1
-                if rounds % _PRUNE_EVERY == 0:
+                if self._clock.monotonic() - pruned > _PRUNE_SECONDS:
+                    pruned = self._clock.monotonic()
                     await self.prune()
-            except (UnavailableError, LogFullError) as error:
+            except (StarlingError, LogFullError) as error:
                 log.warning("the relay waits: %s", error)
-                await asyncio.sleep(_BACKOFF_SECONDS)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stopping.wait(), _BACKOFF_SECONDS)
                 continue
             if published < BATCH:
                 with suppress(TimeoutError):

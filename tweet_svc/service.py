@@ -77,12 +77,27 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         """See the proto."""
         author_id = principals.current.get().user_id
         draft = core.draft(request)
+        now = self._clock.now_ms()
+        asked = Request(draft.request_id, draft.fingerprint, now + core.REQUEST_TTL_MS) if draft.request_id else None
+        # A retry first: what it refers to may be gone by now, and the tweet stands all the same.
+        stored = await self._store.made_before(author_id, asked, now) if asked else None
+        if stored is None:
+            tweet = await self._new_tweet(author_id, draft)
+            stored = await self._store.create_tweet(tweet, asked, now, self._outbox_max)
+        if failpoints.ARMED:
+            failpoints.hit("after-outbox-row")
+        self._on_write()
+        if stored.deleted:
+            raise NotFoundError("That request's tweet has been deleted since.", reason="TWEET_NOT_FOUND")
+        message = core.to_message(stored)
+        await self._show_author(message)
+        return tweet_pb2.CreateTweetResponse(tweet=message, read_your_write_token=str(stored.tweet_id))
+
+    async def _new_tweet(self, author_id: int, draft: core.Draft) -> StoredTweet:
         await self._require_account(author_id)
         replied_to = await self._referenced(draft.in_reply_to_tweet_id)
         await self._referenced(draft.quoted_tweet_id)
-        now = self._clock.now_ms()
-        asked = Request(draft.request_id, draft.fingerprint, now + core.REQUEST_TTL_MS)
-        tweet = StoredTweet(
+        return StoredTweet(
             tweet_id=self._snowflakes.next_id(),
             author_id=author_id,
             text=draft.text,
@@ -92,15 +107,6 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
             media_ids=draft.media_ids,
             mentions=draft.mentions,
         )
-        stored = await self._store.create_tweet(tweet, asked if draft.request_id else None, now, self._outbox_max)
-        if failpoints.ARMED:
-            failpoints.hit("after-outbox-row")
-        self._on_write()
-        if stored.deleted:
-            raise NotFoundError("That request's tweet has been deleted since.", reason="TWEET_NOT_FOUND")
-        message = core.to_message(stored)
-        await self._show_author(message)
-        return tweet_pb2.CreateTweetResponse(tweet=message, read_your_write_token=str(stored.tweet_id))
 
     async def _require_account(self, author_id: int) -> None:
         # With graph_svc away, the verified token vouches: posts don't wait for it.
@@ -199,14 +205,14 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
             cached = [tweet_id for tweet_id in view.ids if tweet_id < below_id][:count]
             if cached or view.record.floor == 0:
                 return cached
-        return (await self._store.author_tweet_ids([author_id], [below_id], count))[0]
+        return (await self._store.author_tweet_ids([author_id], [below_id], [count]))[0]
 
     async def rebuild_author_list(self, author_id: int) -> None:
         """Make the author's list from the store. Raises UnavailableError."""
 
         async def fetch() -> Content:
             cap = self._timelines.cap
-            (ids,) = await self._store.author_tweet_ids([author_id], [ID_MAX], cap)
+            (ids,) = await self._store.author_tweet_ids([author_id], [ID_MAX], [cap])
             return Content(0, ids, ids[-1] if len(ids) == cap else 0)
 
         await rebuild(self._timelines, lists.author(author_id), fetch)
@@ -224,9 +230,9 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
             ids: list[int] = []
             while len(ids) < min(limit, _STREAM_MESSAGE_IDS) and not merge.exhausted:
                 ids += merge.take(min(limit, _STREAM_MESSAGE_IDS) - len(ids))
-                wanted, below, count = merge.wanted()
+                wanted, below, counts = merge.wanted()
                 if wanted:
-                    merge.feed(await self._store.author_tweet_ids(wanted, below, count))
+                    merge.feed(await self._store.author_tweet_ids(wanted, below, counts))
             limit -= len(ids)
             yield tweet_pb2.StreamAuthorTweetsResponse(tweet_ids=ids, exhausted=merge.exhausted)
             if merge.exhausted:
@@ -236,7 +242,7 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         """See the proto."""
         tweet_id = checks.required_id("tweet_id", request.tweet_id)
         author_id = principals.current.get().user_id
-        tweet = await self._store.delete_tweet(tweet_id, author_id, self._clock.now_ms())
+        tweet = await self._store.delete_tweet(tweet_id, author_id)
         if tweet is None or (tweet.deleted and tweet.author_id != author_id):
             raise NotFoundError("No such tweet.", reason="TWEET_NOT_FOUND", tweet_id=str(tweet_id))
         if tweet.author_id != author_id:

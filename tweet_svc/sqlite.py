@@ -42,9 +42,11 @@ CREATE TABLE IF NOT EXISTS outbox (
     author_id INTEGER NOT NULL,
     tweet_id INTEGER NOT NULL,
     deleted_version INTEGER NOT NULL,
-    published_ms INTEGER
+    published_ms INTEGER,
+    again INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS outbox_unpublished ON outbox (event_id) WHERE published_ms IS NULL;
+CREATE INDEX IF NOT EXISTS outbox_never_published ON outbox (event_id) WHERE published_ms IS NULL AND again = 0;
 CREATE INDEX IF NOT EXISTS outbox_published ON outbox (published_ms) WHERE published_ms IS NOT NULL;
 CREATE TABLE IF NOT EXISTS log_incarnation (only INTEGER PRIMARY KEY CHECK (only = 1), incarnation TEXT NOT NULL);
 """
@@ -106,6 +108,10 @@ class SqliteTweetStore(SqliteWorkerLeases):
 
         return await self._database.write(work)
 
+    async def made_before(self, author_id: int, request: Request, now_ms: int) -> StoredTweet | None:
+        """See the port."""
+        return await self._database.read(lambda connection: _made_before(connection, author_id, request, now_ms))
+
     async def tweets(self, tweet_ids: Sequence[int]) -> list[StoredTweet]:
         """See the port."""
 
@@ -116,7 +122,7 @@ class SqliteTweetStore(SqliteWorkerLeases):
         return await self._database.read(work)
 
     async def author_tweet_ids(
-        self, author_ids: Sequence[int], below_ids: Sequence[int], limit: int
+        self, author_ids: Sequence[int], below_ids: Sequence[int], limits: Sequence[int]
     ) -> list[list[int]]:
         """See the port."""
 
@@ -130,12 +136,12 @@ class SqliteTweetStore(SqliteWorkerLeases):
                         (key(author_id), key(below_id), limit),
                     )
                 ]
-                for author_id, below_id in zip(author_ids, below_ids, strict=True)
+                for author_id, below_id, limit in zip(author_ids, below_ids, limits, strict=True)
             ]
 
         return await self._database.read(work)
 
-    async def delete_tweet(self, tweet_id: int, author_id: int, now_ms: int) -> StoredTweet | None:
+    async def delete_tweet(self, tweet_id: int, author_id: int) -> StoredTweet | None:
         """See the port."""
 
         def work(connection: sqlite3.Connection) -> StoredTweet | None:
@@ -165,47 +171,45 @@ class SqliteTweetStore(SqliteWorkerLeases):
 
         return await self._database.read(work)
 
-    async def mark_published(self, event_ids: Sequence[int], now_ms: int) -> None:
+    async def mark_published(self, event_ids: Sequence[int], incarnation: str, now_ms: int) -> None:
         """See the port."""
         rows = [(now_ms, event_id) for event_id in event_ids]
 
         def work(connection: sqlite3.Connection) -> None:
-            connection.executemany("UPDATE outbox SET published_ms = ? WHERE event_id = ?", rows)
+            if _incarnation(connection) == incarnation:
+                connection.executemany("UPDATE outbox SET published_ms = ? WHERE event_id = ?", rows)
 
         await self._database.write(work)
 
     async def republish(self, incarnation: str, since_ms: int) -> int:
         """See the port."""
 
-        def seen(connection: sqlite3.Connection) -> bool:
-            row = connection.execute("SELECT incarnation FROM log_incarnation").fetchone()
-            return bool(row) and row[0] == incarnation
-
         def work(connection: sqlite3.Connection) -> int:
-            if seen(connection):
+            if _incarnation(connection) == incarnation:
                 return 0
             connection.execute("INSERT OR REPLACE INTO log_incarnation VALUES (1, ?)", (incarnation,))
             return connection.execute(
-                "UPDATE outbox SET published_ms = NULL WHERE published_ms >= ?", (since_ms,)
+                "UPDATE outbox SET published_ms = NULL, again = 1 WHERE published_ms >= ?", (since_ms,)
             ).rowcount
 
-        return 0 if await self._database.read(seen) else await self._database.write(work)
+        return 0 if await self._database.read(_incarnation) == incarnation else await self._database.write(work)
 
-    async def prune(self, published_before_ms: int, now_ms: int) -> None:
+    async def prune(self, published_before_ms: int, now_ms: int) -> bool:
         """See the port. A bounded number of rows each time."""
 
-        def work(connection: sqlite3.Connection) -> None:
-            connection.execute(
+        def work(connection: sqlite3.Connection) -> bool:
+            rows = connection.execute(
                 "DELETE FROM outbox WHERE event_id IN (SELECT event_id FROM outbox WHERE published_ms < ? LIMIT ?)",
                 (published_before_ms, _PRUNE_ROWS_MAX),
-            )
-            connection.execute(
+            ).rowcount
+            requests = connection.execute(
                 "DELETE FROM requests WHERE (user_id, request_id) IN"
                 " (SELECT user_id, request_id FROM requests WHERE expires_ms <= ? LIMIT ?)",
                 (now_ms, _PRUNE_ROWS_MAX),
-            )
+            ).rowcount
+            return _PRUNE_ROWS_MAX in {rows, requests}
 
-        await self._database.write(work)
+        return await self._database.write(work)
 
     async def outbox_depth(self) -> int:
         """See the port."""
@@ -249,9 +253,16 @@ def _put_outbox(connection: sqlite3.Connection, tweet: StoredTweet, deleted_vers
     )
 
 
+def _incarnation(connection: sqlite3.Connection) -> str | None:
+    row = connection.execute("SELECT incarnation FROM log_incarnation").fetchone()
+    return row[0] if row else None
+
+
 def _outbox_span(connection: sqlite3.Connection) -> int:
-    """From the oldest unpublished row to the newest: the depth, or a little more, at no cost on the way of a post."""
+    """From the oldest row that was never published to the newest: their number, or a little more, at no cost on the
+    way of a post."""
     oldest, newest = connection.execute(
-        "SELECT (SELECT min(event_id) FROM outbox WHERE published_ms IS NULL), (SELECT max(event_id) FROM outbox)"
+        "SELECT (SELECT min(event_id) FROM outbox WHERE published_ms IS NULL AND again = 0),"
+        " (SELECT max(event_id) FROM outbox)"
     ).fetchone()
     return 0 if oldest is None else newest - oldest + 1

@@ -63,20 +63,27 @@ class TweetStore(WorkerLeases, Protocol):
         """
         ...
 
+    async def made_before(self, author_id: int, request: Request, now_ms: int) -> StoredTweet | None:
+        """The tweet that the author's same request made before (perhaps deleted by now), if it did.
+
+        Raises InvalidArgumentError (REQUEST_ID_REUSED) when that one asked for something else.
+        """
+        ...
+
     async def tweets(self, tweet_ids: Sequence[int]) -> list[StoredTweet]:
         """Those that exist, deleted ones too, in the order asked for."""
         ...
 
     async def author_tweet_ids(
-        self, author_ids: Sequence[int], below_ids: Sequence[int], limit: int
+        self, author_ids: Sequence[int], below_ids: Sequence[int], limits: Sequence[int]
     ) -> list[list[int]]:
-        """For each author the newest ids below its bound, not deleted, descending, at most `limit` each.
+        """For each author the newest ids below its bound, not deleted, descending, at most its limit.
 
         All are read at one moment.
         """
         ...
 
-    async def delete_tweet(self, tweet_id: int, author_id: int, now_ms: int) -> StoredTweet | None:
+    async def delete_tweet(self, tweet_id: int, author_id: int) -> StoredTweet | None:
         """Erase text and attachments, leave a flag, and put an outbox row; None: it never existed.
 
         A tweet deleted before, or of another author, is given back unchanged.
@@ -87,17 +94,20 @@ class TweetStore(WorkerLeases, Protocol):
         """The oldest outbox rows not yet published, in order."""
         ...
 
-    async def mark_published(self, event_ids: Sequence[int], now_ms: int) -> None:
-        """They are in the log."""
+    async def mark_published(self, event_ids: Sequence[int], incarnation: str, now_ms: int) -> None:
+        """They are in the log of that incarnation. Nothing changes when `republish` has seen another since: that log
+        may have lost them."""
         ...
 
     async def republish(self, incarnation: str, since_ms: int) -> int:
         """When the log's incarnation isn't the one seen last: mark all rows published at or after `since_ms` as
-        unpublished, and remember the incarnation, in one write. Returns how many rows."""
+        unpublished, and remember the incarnation, in one write. Returns how many rows. They don't count against
+        `outbox_max`: they were accepted before."""
         ...
 
-    async def prune(self, published_before_ms: int, now_ms: int) -> None:
-        """Forget rows published before then, and requests that have expired."""
+    async def prune(self, published_before_ms: int, now_ms: int) -> bool:
+        """Forget rows published before then, and requests that have expired: a bounded number; True when there may be
+        more."""
         ...
 
     async def outbox_depth(self) -> int:

@@ -1,9 +1,14 @@
 """Tweets' bodies: `tweet:<id>`, for 24 h. "Not found" is never cached; a deletion is."""
 
+import logging
 from collections.abc import Sequence
+
+from google.protobuf.message import DecodeError
 
 from mesh.valkey import Valkey
 from starling.tweet.v1 import tweet_pb2
+
+log = logging.getLogger(__name__)
 
 TTL_SECONDS = 86_400
 
@@ -25,7 +30,14 @@ class Bodies:
         if not tweet_ids:
             return {}
         values = await self._valkey.call("MGET", *(self._key(tweet_id) for tweet_id in tweet_ids))
-        return {tweet_id: _body(value) for tweet_id, value in zip(tweet_ids, values, strict=True) if value is not None}
+        found: dict[int, Body] = {}
+        for tweet_id, value in zip(tweet_ids, values, strict=True):
+            try:
+                if value is not None:
+                    found[tweet_id] = _body(value)
+            except DecodeError:  # as good as none
+                log.exception("the cached body of tweet %d can't be read", tweet_id)
+        return found
 
     async def put(self, tweets: Sequence[tweet_pb2.Tweet]) -> None:
         """Cache visible tweets, each unless a version as high or higher is known."""

@@ -4,7 +4,7 @@ Records are small (ids only). Order within a partition is that of publishing, bu
 it: records are handed out concurrently, again after a crash, and after a replay.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +17,14 @@ POLL_RECORDS_MAX = 1_000
 
 
 class LogFullError(Exception):
-    """A bounded log can't take more without losing what a group hasn't acknowledged; retry later."""
+    """A bounded log can't take more without losing what a group hasn't acknowledged; retry later.
+
+    `refused`: which of the records given (by number, from 0) didn't go in; the others did.
+    """
+
+    def __init__(self, message: str, refused: Iterable[int]) -> None:
+        super().__init__(message)
+        self.refused = frozenset(refused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +75,8 @@ class Producer(Protocol):
     async def publish(self, topic: str, records: Sequence[tuple[bytes, bytes]]) -> None:
         """Append (key, value) pairs, in order, durable when it returns; equal keys share a partition.
 
-        Raises LogFullError (some may be in; publish all again, readers bear repeats), UnavailableError
-        (nothing is known) or, for what exceeds the bounds above, ValueError.
+        Raises LogFullError (it says which are not in), UnavailableError (nothing is known; publish all again, readers
+        bear repeats) or, for what exceeds the bounds above, ValueError.
         """
         ...
 

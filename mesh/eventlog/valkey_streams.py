@@ -23,7 +23,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import ResponseError
 
 from mesh.clock import Clock, SystemClock
 from mesh.errors import UnavailableError
@@ -71,22 +71,22 @@ class StreamsProducer:
         """Append, in one round trip. A partition takes its part of the batch whole or not at all (so one
         of more than `records_max` never fits).
 
-        Raises LogFullError (also when the server has no memory left), UnavailableError or ValueError.
+        Raises LogFullError, UnavailableError (also when the server has no memory left) or ValueError.
         """
         shape = self._topics[topic]
         calls: list[tuple[str, Sequence[str], Sequence[str | bytes | int | float]]] = []
-        for partition, batch in _by_partition(shape, records).items():
+        batches = _by_partition(shape, records)
+        for partition, numbers in batches.items():
             stream = _stream(self._valkey, topic, partition)
-            parts = [part for record in batch for part in record]
+            parts = [part for number in numbers for part in records[number]]
             calls.append(("starling_eventlog_append_v1", [stream], [shape.records_max, *parts]))
         if not calls:
             return
-        try:
-            appended = await self._valkey.fcalls(calls)
-        except OutOfMemoryError as error:
-            raise LogFullError(f"Valkey is out of memory: {error}") from error
-        if not all(appended):
-            raise LogFullError(f"{topic} holds {shape.records_max} records that a group hasn't acknowledged")
+        appended = await self._valkey.fcalls(calls)
+        refused = [n for numbers, done in zip(batches.values(), appended, strict=True) if not done for n in numbers]
+        if refused:
+            text = f"{topic} holds {shape.records_max} records that a group hasn't acknowledged"
+            raise LogFullError(text, refused)
 
     async def incarnation(self) -> str:
         """The server process's run_id."""
@@ -293,16 +293,16 @@ def _stream(valkey: Valkey, topic: str, partition: int) -> str:
     return f"{valkey.key_prefix}log:{topic}:{partition}"
 
 
-def _by_partition(topic: Topic, records: Sequence[tuple[bytes, bytes]]) -> dict[int, list[tuple[bytes, bytes]]]:
-    """The batch by partition, each in order. Raises ValueError for what exceeds the port's bounds."""
+def _by_partition(topic: Topic, records: Sequence[tuple[bytes, bytes]]) -> dict[int, list[int]]:
+    """The batch by partition, as record numbers in order. Raises ValueError for what exceeds the port's bounds."""
     if len(records) > PUBLISH_RECORDS_MAX:
         raise ValueError(f"at most {PUBLISH_RECORDS_MAX} records at once, not {len(records)}")
-    batches: dict[int, list[tuple[bytes, bytes]]] = {}
-    for record in records:
+    batches: dict[int, list[int]] = {}
+    for number, record in enumerate(records):
         if max(map(len, record)) > PART_BYTES_MAX:
             raise ValueError(f"a record's key and value have at most {PART_BYTES_MAX} bytes each")
         # A checksum, not hash(): processes must agree.
-        batches.setdefault(zlib.crc32(record[0]) % topic.partitions, []).append(record)
+        batches.setdefault(zlib.crc32(record[0]) % topic.partitions, []).append(number)
     return batches
 
 

@@ -6,6 +6,7 @@ look before it writes. `tests/timelines_reference.py` says in a few lines of Pyt
 """
 
 import importlib.resources
+import logging
 import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,8 @@ from typing import Any, TypeVar
 from mesh.clock import Clock
 from mesh.timelines.port import ListKey, ListKind, ListState, ListView, TailRecord
 from mesh.valkey import Command, Valkey
+
+log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -67,7 +70,7 @@ def parse_record(text: bytes) -> TailRecord | None:
 def parse_view(replies: Sequence[Any], count: int) -> ListView | None:
     """The view in the replies to `ValkeyTimelines.read_commands(key, count)`; None: no list that we know.
 
-    Asserts what the functions promise: entries strictly descend and none is below the floor.
+    One that breaks what the functions promise (entries strictly descend, none is below the floor) is none.
     """
     elements, tail = replies[0], replies[1]
     record = parse_record(tail) if tail is not None else None
@@ -76,9 +79,14 @@ def parse_view(replies: Sequence[Any], count: int) -> ListView | None:
     # One element more than the entries asked for: the record, or an entry that shows that more follow.
     complete = bool(elements[-1] == tail)
     assert complete or len(elements) == count + 1
-    ids = [int(element) for element in elements[:-1]]
-    assert all(newer > older for newer, older in pairwise(ids))
-    assert not ids or ids[-1] >= record.floor
+    try:
+        ids = [int(element) for element in elements[:-1]]
+        in_order = all(newer > older for newer, older in pairwise(ids))
+    except ValueError:
+        ids, in_order = [], False
+    if not in_order or (ids and ids[-1] < record.floor):
+        log.error("a list breaks its own rules; it counts as missing: %s", record)
+        return None
     return ListView(ids, record, complete)
 
 

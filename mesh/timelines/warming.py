@@ -68,6 +68,8 @@ class Warmer:
             await self._warm(owner)
         except StarlingError as error:
             log.debug("list of %d not made: %s", owner, error)
+        except Exception:  # a list is a convenience: nothing that goes wrong here may end the process
+            log.exception("list of %d not made", owner)
         return True
 
     async def run(self, stopping: asyncio.Event) -> None:

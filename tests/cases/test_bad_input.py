@@ -56,6 +56,10 @@ def create(field: str, **fields: Any) -> Bad:
     return Bad("tweet.CreateTweet", t.CreateTweetRequest(text="hi", **fields), INVALID, field)
 
 
+def policy(threshold: int) -> g.UpdateFanoutPolicyRequest:
+    return g.UpdateFanoutPolicyRequest(policy=g.FanoutPolicy(pull_threshold=threshold))
+
+
 BAD = [
     text(""),
     text(" \n\t "),
@@ -133,6 +137,12 @@ BAD = [
     Bad("graph.StreamFollowers", g.StreamFollowersRequest(author_id=UNKNOWN), NOT_FOUND, reason="USER_NOT_FOUND", caller=SERVICE),
     Bad("graph.GetViewerContext", g.GetViewerContextRequest(), INVALID, "viewer_id", caller=SERVICE),
     Bad("graph.GetViewerContext", g.GetViewerContextRequest(viewer_id=HUGE), NOT_FOUND, reason="USER_NOT_FOUND", caller=SERVICE),
+    Bad("graph.GetAuthorMode", g.GetAuthorModeRequest(), INVALID, "author_id", caller=SERVICE),
+    Bad("graph.GetAuthorMode", g.GetAuthorModeRequest(author_id=UNKNOWN), NOT_FOUND, reason="USER_NOT_FOUND", caller=SERVICE),
+    Bad("graph.CompleteDrain", g.CompleteDrainRequest(), INVALID, "author_id", caller=SERVICE),
+    Bad("graph.UpdateFanoutPolicy", g.UpdateFanoutPolicyRequest(), INVALID, "policy.pull_threshold", caller=OPERATOR),
+    Bad("graph.UpdateFanoutPolicy", policy(1), INVALID, "policy.pull_threshold", caller=OPERATOR),
+    Bad("graph.UpdateFanoutPolicy", policy(10**9 + 1), INVALID, "policy.pull_threshold", caller=OPERATOR),
     Bad("timeline.ListHomeTimeline", h.ListHomeTimelineRequest(page_size=-1), INVALID, "page_size"),
     Bad("timeline.ListHomeTimeline", h.ListHomeTimelineRequest(page_token="garbage"), INVALID, "page_token"),
     Bad("timeline.ListHomeTimeline", h.ListHomeTimelineRequest(page_token="A" * 10_000), INVALID, "page_token"),
@@ -145,7 +155,7 @@ BAD = [
     Bad("timeline.RebuildHomeTimeline", h.RebuildHomeTimelineRequest(viewer_id=UNKNOWN), NOT_FOUND, reason="USER_NOT_FOUND", caller=OPERATOR),
 ]  # fmt: skip
 
-STREAMED = {"HydrateTweets", "ImportFollows", "StreamAuthorTweets", "StreamFollowers"}
+STREAMED = {"HydrateTweets", "ImportFollows", "StreamAuthorTweets", "StreamFollowers", "WatchPullAuthors"}
 ALL_ALLOWED: Allowed = {**TWEET_ALLOWED, **GRAPH_ALLOWED, **TIMELINE_ALLOWED, **FANOUT_ALLOWED}
 REQUESTS: dict[str, Callable[[], Message]] = {
     method.rpartition("/")[2]: getattr(module, method.rpartition("/")[2] + "Request")
@@ -219,7 +229,7 @@ async def test_bad_input_is_refused_by_name_and_leaves_nothing(mesh: Mesh, bad: 
 
 def test_every_rpc_is_met_by_bad_input() -> None:
     named = {bad.rpc.partition(".")[2] for bad in BAD}
-    without_fields = {"GetFanoutStatus"}
+    without_fields = {"GetFanoutStatus", "GetFanoutPolicy", "WatchPullAuthors"}
     assert named | without_fields == set(REQUESTS)
 
 

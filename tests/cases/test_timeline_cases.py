@@ -2,15 +2,20 @@
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import grpc
 import pytest
 
+from mesh.errors import UnavailableError
 from mesh.ids import Snowflakes
 from mesh.timelines import port as lists
 from mesh.timelines.port import ListState
 from starling.tweet.v1 import tweet_pb2
-from tests.harness import Mesh
+from tests.conftest import running_valkey
+from tests.harness import Mesh, running_mesh
+from timeline_svc.core import ViewerContext
+from timeline_svc.sources import HomeSources, home_ids
 from tweet_svc.store import Request, StoredTweet
 
 
@@ -311,3 +316,68 @@ async def test_a_profile_holds_all_of_a_list_that_is_longer_than_its_cap(mesh: M
     await mesh.settle()
     assert len(await mesh.raw_list(lists.author(author)) or []) > mesh.sizes.cap
     assert await mesh.profile(author, author, 3) == ids
+
+
+async def test_a_list_trimmed_while_it_is_read_costs_no_error_and_no_repeat(mesh: Mesh) -> None:
+    """The page begins in a list, needs more of it than it read at first, and finds its floor above by then."""
+    author, follower = await people(mesh, 2)
+    await mesh.follow(follower, author)
+    await mesh.home(follower)
+    await mesh.warm_all()
+    ids = await posts(mesh, author, 7)
+    await mesh.settle()
+    for deleted in ids[:3]:
+        await mesh.delete(author, deleted)
+    view = await mesh.timelines.read(lists.home(follower), 2)
+    assert view
+    viewer = ViewerContext(follower, 1, [author], [1])
+    found: list[int] = []
+    tweets = mesh.timeline_service._tweets
+    async for tweet_id in home_ids(mesh.timelines, tweets, viewer, HomeSources(view), 1 << 63):
+        found.append(tweet_id)
+        if len(found) == 2:
+            newer = await posts(mesh, author, 8)
+            await mesh.deliver_all()
+    assert newer
+    assert found == sorted(set(found), reverse=True)
+    assert set(ids[3:]) <= set(found)
+
+
+async def test_the_retry_of_a_reply_stands_though_what_it_answers_is_gone(mesh: Mesh) -> None:
+    author, other = await people(mesh, 2)
+    answered = await mesh.post(other)
+    request_id = "6fd3b2a4-0c5e-4f6e-9d55-0b6f8f9c1a2b"
+    reply = await mesh.post(author, "yes", in_reply_to_tweet_id=answered.tweet_id, request_id=request_id)
+    await mesh.delete(other, answered.tweet_id)
+    again = await mesh.post(author, "yes", in_reply_to_tweet_id=answered.tweet_id, request_id=request_id)
+    assert again == reply
+
+
+async def test_a_valkey_that_is_full_keeps_nobody_from_posting_and_reading(valkey_url: str, tmp_path: Path) -> None:
+    with running_valkey(tmp_path) as url:
+        async with running_mesh(url, tmp_path, "full:") as mesh:
+            author, follower = await people(mesh, 2)
+            await mesh.follow(follower, author)
+            ids = await posts(mesh, author, 3)
+            await mesh.settle()
+            await mesh.valkey.call("CONFIG", "SET", "maxmemory", "1")
+            ids = [*await posts(mesh, author, 3), *ids]
+            assert await mesh.walk(author) == ids
+            with pytest.raises(UnavailableError):
+                await mesh.relay.step()
+            await mesh.valkey.call("CONFIG", "SET", "maxmemory", "0")
+            await mesh.settle()
+            assert await mesh.walk(follower) == ids
+
+
+async def test_a_list_or_body_that_cannot_be_read_counts_as_missing(mesh: Mesh) -> None:
+    (author,) = await people(mesh, 1)
+    ids = await posts(mesh, author, 3)
+    await mesh.home(author)
+    await mesh.settle()
+    (name,) = await mesh.valkey.call("KEYS", f"{mesh.valkey.key_prefix}timeline:*:{author}")
+    await mesh.valkey.call("LSET", name, 0, "nonsense")
+    await mesh.valkey.call("SET", f"{mesh.valkey.key_prefix}tweet:{ids[1]}", b"1:\xff\xff")
+    assert await mesh.walk(author) == ids
+    await mesh.warm_all()
+    assert await mesh.raw_list(lists.home(author)) == ids

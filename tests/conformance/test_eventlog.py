@@ -424,6 +424,18 @@ async def test_what_a_replay_brings_back_is_not_trimmed_before_it_is_acknowledge
         assert values(await take(consumer, 10)) == values_of(10)
 
 
+async def test_a_full_partition_does_not_keep_records_from_others(open_eventlog: OpenLog) -> None:
+    async with open_eventlog(4, 10) as log:
+        full = [(b"same", str(number).encode()) for number in range(10)]
+        await log.producer().publish("notes", full)
+        others = [(str(number).encode(), b"other") for number in range(8)]
+        with pytest.raises(LogFullError) as refused:
+            await log.producer().publish("notes", [*others, (b"same", b"more")])
+        assert 8 in refused.value.refused
+        assert await log.kept() == 10 + 9 - len(refused.value.refused)
+        assert len(refused.value.refused) < 9
+
+
 async def test_a_batch_that_does_not_fit_leaves_a_partition_as_it_was(open_eventlog: OpenLog) -> None:
     async with open_eventlog(1, 10) as log:
         await log.producer().publish("notes", numbered(8))

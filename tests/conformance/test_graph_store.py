@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from graph_svc import store as port
-from graph_svc.store import GraphStore, ImportCounts, User
+from graph_svc.store import AuthorState, DrainTask, GraphStore, ImportCounts, Mode, User
 from mesh.errors import FailedPreconditionError, NotFoundError
 from tests.conformance.conftest import OpenGraphStore
 
@@ -164,3 +164,115 @@ async def _both_sides_stay_equal(store: GraphStore, changes: list[tuple[bool, in
         assert viewer
         assert list(viewer.followee_ids) == sorted(b for a, b in edges if a == user.user_id)
         assert all(1 <= since <= viewer.version for since in viewer.since)
+
+
+# Authors' modes.
+
+PULL_FROM, PUSH_BELOW = 3, 2
+
+
+async def celebrity(store: GraphStore) -> int:
+    """An author with 4 followers, in two buckets."""
+    await sign_up(store, *range(1, 6))
+    await store.import_follows([(follower, 1) for follower in range(2, 6)])
+    return 1
+
+
+async def state_of(store: GraphStore, author_id: int) -> AuthorState:
+    state = await store.author_state(author_id)
+    assert state
+    return state
+
+
+async def move(store: GraphStore, now_ms: int = 1_000) -> int:
+    return await store.move_modes(PULL_FROM, PUSH_BELOW, now_ms)
+
+
+async def leave(store: GraphStore, author_id: int, *follower_ids: int) -> None:
+    for follower_id in follower_ids:
+        await store.unfollow(follower_id, author_id)
+
+
+async def test_an_author_is_pulled_from_the_threshold_and_pushed_again_well_below(graph_store: GraphStore) -> None:
+    author = await celebrity(graph_store)
+    assert (await state_of(graph_store, author)).mode is Mode.PUSH
+    assert await move(graph_store, 5_000) == 1
+    assert await state_of(graph_store, author) == AuthorState(Mode.PULL, 1, 5_000, 2)
+    await leave(graph_store, author, 2, 3)
+    assert await move(graph_store) == 0, "2 followers: below the threshold, not below the lower bound"
+    await leave(graph_store, author, 4)
+    assert await move(graph_store, 6_000) == 1
+    assert await state_of(graph_store, author) == AuthorState(Mode.DRAIN, 2, 6_000, 2)
+    assert await move(graph_store) == 0
+
+
+async def draining(store: GraphStore) -> list[DrainTask]:
+    author = await celebrity(store)
+    await store.republish_drains("first", 0)
+    await move(store)
+    await leave(store, author, 2, 3, 4)
+    await move(store)
+    return await store.unpublished_drains(10)
+
+
+async def test_a_drain_is_complete_when_each_bucket_of_its_epoch_is(graph_store: GraphStore) -> None:
+    tasks = await draining(graph_store)
+    assert tasks == [DrainTask(1, 2, 0), DrainTask(1, 2, 1)]
+    await graph_store.mark_drains_published(tasks, "first", 7_000)
+    assert await graph_store.unpublished_drains(10) == []
+    assert not await graph_store.complete_drain(DrainTask(1, 1, 1), 8_000), "another epoch's"
+    assert not await graph_store.complete_drain(tasks[0], 8_000)
+    assert not await graph_store.complete_drain(tasks[0], 8_000), "again"
+    assert await graph_store.complete_drain(tasks[1], 8_000)
+    assert (await state_of(graph_store, 1)).mode is Mode.PUSH
+    assert not await graph_store.complete_drain(tasks[1], 9_000)
+    assert (await state_of(graph_store, 1)).epoch == 3
+
+
+async def test_a_drain_overtaken_by_new_followers_is_over(graph_store: GraphStore) -> None:
+    await draining(graph_store)
+    await graph_store.import_follows([(2, 1), (3, 1)])
+    assert await move(graph_store, 9_000) == 1
+    assert await state_of(graph_store, 1) == AuthorState(Mode.PULL, 3, 9_000, 2)
+    for bucket in range(2):
+        assert not await graph_store.complete_drain(DrainTask(1, 2, bucket), 9_000)
+    assert (await state_of(graph_store, 1)).mode is Mode.PULL
+
+
+async def test_a_new_incarnation_of_the_log_gets_the_last_hours_drains_again(graph_store: GraphStore) -> None:
+    first, second = await draining(graph_store)
+    await graph_store.mark_drains_published([first], "first", 1_000)
+    await graph_store.mark_drains_published([second], "first", 9_000)
+    await graph_store.complete_drain(second, 9_000)
+    assert await graph_store.republish_drains("first", 5_000) == 0
+    assert await graph_store.republish_drains("second", 5_000) == 1
+    assert await graph_store.unpublished_drains(10) == [second], "also though it was done"
+    await graph_store.mark_drains_published([second], "first", 9_500)
+    assert await graph_store.unpublished_drains(10) == [second], "that log is gone"
+    await graph_store.mark_drains_published([second], "second", 9_500)
+    await graph_store.prune_drains(10_000)
+    assert await graph_store.republish_drains("third", 0) == 2, "a drain that goes on isn't forgotten"
+
+
+async def test_readers_learn_of_all_and_then_of_what_changed(graph_store: GraphStore) -> None:
+    author = await celebrity(graph_store)
+    assert await graph_store.pulled_authors(0, 10) == []
+    assert await graph_store.mode_sequence() == 0
+    await move(graph_store)
+    assert await graph_store.pulled_authors(0, 10) == [author]
+    (change,) = await graph_store.mode_changes(0, 10)
+    assert (change.author_id, change.mode) == (author, Mode.PULL)
+    assert await graph_store.mode_changes(change.sequence, 10) == []
+    await leave(graph_store, author, 2, 3, 4)
+    await move(graph_store)
+    assert await graph_store.pulled_authors(0, 10) == [author], "still pulled while draining"
+    (change,) = await graph_store.mode_changes(change.sequence, 10)
+    assert change.mode is Mode.DRAIN
+    assert await graph_store.mode_sequence() == change.sequence
+
+
+async def test_the_operators_threshold_is_kept(graph_store: GraphStore) -> None:
+    assert await graph_store.pull_threshold() is None
+    await graph_store.set_pull_threshold(50)
+    await graph_store.set_pull_threshold(60)
+    assert await graph_store.pull_threshold() == 60

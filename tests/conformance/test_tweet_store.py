@@ -55,26 +55,27 @@ async def test_a_request_id_belongs_to_one_author_one_content_and_one_day(tweet_
 
 
 async def test_a_full_outbox_refuses_posts_and_keeps_nothing_of_them(tweet_store: TweetStore) -> None:
+    await tweet_store.republish("first", 0)
     await create(tweet_store, tweet(1), tweet(2))
     with pytest.raises(ResourceExhaustedError) as full:
         await tweet_store.create_tweet(tweet(3), request(), NOW, 2)
     assert full.value.retry_after_seconds > 0
     assert await tweet_store.tweets([3]) == []
     rows = await tweet_store.unpublished(10)
-    await tweet_store.mark_published([row.event_id for row in rows], NOW)
+    await tweet_store.mark_published([row.event_id for row in rows], "first", NOW)
     assert (await tweet_store.create_tweet(tweet(3), request(), NOW, 2)).tweet_id == 3
 
 
 async def test_an_authors_ids_come_newest_first_below_a_bound(tweet_store: TweetStore) -> None:
     await create(tweet_store, *(tweet(number, author_id=number % 2) for number in range(1, 11)))
-    await tweet_store.delete_tweet(7, 1, NOW)
-    found = await tweet_store.author_tweet_ids([1, 0, 9], [ID_MAX, 8, ID_MAX], 3)
+    await tweet_store.delete_tweet(7, 1)
+    found = await tweet_store.author_tweet_ids([1, 0, 9], [ID_MAX, 8, ID_MAX], [3, 3, 3])
     assert found == [[9, 5, 3], [6, 4, 2], []]
 
 
 async def test_a_deletion_leaves_a_flag_and_no_text(tweet_store: TweetStore) -> None:
     await create(tweet_store, StoredTweet(5, 1, "secret", media_ids=("m",), mentions=("bob",)))
-    deleted = await tweet_store.delete_tweet(5, 1, NOW)
+    deleted = await tweet_store.delete_tweet(5, 1)
     assert deleted == StoredTweet(5, 1, "", version=2, deleted=True)
     assert await tweet_store.tweets([5]) == [deleted]
     assert [(row.tweet_id, row.deleted_version) for row in await tweet_store.unpublished(10)] == [(5, 0), (5, 2)]
@@ -82,23 +83,53 @@ async def test_a_deletion_leaves_a_flag_and_no_text(tweet_store: TweetStore) -> 
 
 async def test_a_deletion_changes_nothing_twice_or_of_others(tweet_store: TweetStore) -> None:
     await create(tweet_store, tweet(5))
-    assert await tweet_store.delete_tweet(5, 2, NOW) == tweet(5)
-    assert await tweet_store.delete_tweet(6, 1, NOW) is None
-    assert await tweet_store.delete_tweet(5, 1, NOW) == await tweet_store.delete_tweet(5, 1, NOW)
+    assert await tweet_store.delete_tweet(5, 2) == tweet(5)
+    assert await tweet_store.delete_tweet(6, 1) is None
+    assert await tweet_store.delete_tweet(5, 1) == await tweet_store.delete_tweet(5, 1)
     assert await tweet_store.outbox_depth() == 2
 
 
 async def test_a_repeated_request_of_a_deleted_tweet_gives_what_is_left(tweet_store: TweetStore) -> None:
     await tweet_store.create_tweet(tweet(10), request(), NOW, 10)
-    await tweet_store.delete_tweet(10, 1, NOW)
+    await tweet_store.delete_tweet(10, 1)
     assert (await tweet_store.create_tweet(tweet(11), request(), NOW, 10)).deleted
 
 
+async def test_what_was_published_to_a_log_that_is_gone_is_not_marked(tweet_store: TweetStore) -> None:
+    """Another relay may have seen the new one already: then the row must go out again."""
+    await tweet_store.republish("first", 0)
+    await create(tweet_store, tweet(1))
+    (row,) = await tweet_store.unpublished(10)
+    await tweet_store.republish("second", 0)
+    await tweet_store.mark_published([row.event_id], "first", NOW)
+    assert await tweet_store.unpublished(10) == [row]
+    await tweet_store.mark_published([row.event_id], "second", NOW)
+    assert await tweet_store.unpublished(10) == []
+
+
+async def test_rows_that_go_out_again_do_not_count_against_the_bound(tweet_store: TweetStore) -> None:
+    await tweet_store.republish("first", 0)
+    await create(tweet_store, tweet(1), tweet(2), tweet(3))
+    await tweet_store.mark_published([row.event_id for row in await tweet_store.unpublished(10)], "first", NOW)
+    assert await tweet_store.republish("second", 0) == 3
+    assert (await tweet_store.create_tweet(tweet(4), None, NOW, 2)).tweet_id == 4
+
+
+async def test_a_request_made_before_is_told_without_a_new_tweet(tweet_store: TweetStore) -> None:
+    assert await tweet_store.made_before(1, request(), NOW) is None
+    await tweet_store.create_tweet(tweet(10), request(), NOW, 10)
+    assert await tweet_store.made_before(1, request(), NOW) == tweet(10)
+    assert await tweet_store.made_before(2, request(), NOW) is None
+    with pytest.raises(InvalidArgumentError):
+        await tweet_store.made_before(1, request(b"other"), NOW)
+
+
 async def test_the_outbox_gives_what_is_unpublished_in_order(tweet_store: TweetStore) -> None:
+    await tweet_store.republish("first", 0)
     await create(tweet_store, tweet(3), tweet(1), tweet(2))
     rows = await tweet_store.unpublished(2)
     assert [row.tweet_id for row in rows] == [3, 1]
-    await tweet_store.mark_published([row.event_id for row in rows], NOW)
+    await tweet_store.mark_published([row.event_id for row in rows], "first", NOW)
     assert [row.tweet_id for row in await tweet_store.unpublished(10)] == [2]
     assert await tweet_store.outbox_depth() == 1
 
@@ -107,8 +138,8 @@ async def test_a_new_incarnation_of_the_log_gets_the_last_hour_again_once(tweet_
     await tweet_store.republish("first", 0)
     await create(tweet_store, tweet(1), tweet(2), tweet(3))
     old, *recent = [row.event_id for row in await tweet_store.unpublished(10)]
-    await tweet_store.mark_published([old], NOW - 5_000)
-    await tweet_store.mark_published(recent, NOW)
+    await tweet_store.mark_published([old], "first", NOW - 5_000)
+    await tweet_store.mark_published(recent, "first", NOW)
     assert await tweet_store.republish("first", NOW - 1_000) == 0
     assert await tweet_store.republish("second", NOW - 1_000) == 2
     assert [row.event_id for row in await tweet_store.unpublished(10)] == recent
@@ -116,12 +147,13 @@ async def test_a_new_incarnation_of_the_log_gets_the_last_hour_again_once(tweet_
 
 
 async def test_pruning_forgets_what_is_published_and_old_and_nothing_else(tweet_store: TweetStore) -> None:
+    await tweet_store.republish("first", 0)
     await tweet_store.create_tweet(tweet(1), request(expires_ms=NOW), NOW - DAY_MS, 10)
     await create(tweet_store, tweet(2), tweet(3))
     first, second, _ = [row.event_id for row in await tweet_store.unpublished(10)]
-    await tweet_store.mark_published([first], NOW - 5_000)
-    await tweet_store.mark_published([second], NOW)
-    await tweet_store.prune(NOW - 1_000, NOW)
+    await tweet_store.mark_published([first], "first", NOW - 5_000)
+    await tweet_store.mark_published([second], "first", NOW)
+    assert not await tweet_store.prune(NOW - 1_000, NOW)
     assert await tweet_store.republish("new", 0) == 1
     assert [row.tweet_id for row in await tweet_store.unpublished(10)] == [2, 3]
     assert len(await tweet_store.tweets([1, 2, 3])) == 3

@@ -25,6 +25,7 @@ VICTIMS = {
     "before-version-copy-deleted": "graph_svc",
     "in-drain": "fanout_svc",
 }
+ON_THE_WAY_OF_A_POST = list(VICTIMS)[:5]
 THRESHOLD, HIGH_THRESHOLD = 5, 1_000
 
 
@@ -49,9 +50,8 @@ def armed(tmp_path: Path) -> Iterator[Armed]:
     folder = tmp_path / "failpoints"
     folder.mkdir()
     running = RunningMesh(tmp_path / "data")
-    running.start(
-        STARLING_FAILPOINTS=str(folder), STARLING_BUCKET_SIZE="4", STARLING_PULL_THRESHOLD=str(HIGH_THRESHOLD)
-    )
+    settings = {"FAILPOINTS": str(folder), "BUCKET_SIZE": "4", "PULL_THRESHOLD": str(HIGH_THRESHOLD)}
+    running.start(**{f"STARLING_{name}": value for name, value in settings.items()})
     try:
         yield Armed(running, folder)
         assert running.stop() == 0, running.log()[-5_000:]
@@ -84,13 +84,7 @@ async def test_a_process_killed_at_any_failpoint_loses_nothing(armed: Armed) -> 
     async with armed.mesh.client() as client:
         ledger = await people(client)
         await ledger.every_walk_is_exact()  # Now everybody's list is made.
-        for name in (
-            "between-store-writes",
-            "after-outbox-row",
-            "before-mark-published",
-            "between-batches",
-            "before-ack",
-        ):
+        for name in ON_THE_WAY_OF_A_POST:
             await armed.dies_at(name, lambda: ledger.write(chance))
         users = sorted(ledger.ids.values())
         pair = next((a, b) for a in users for b in users if a != b and (a, b) not in ledger.follows)

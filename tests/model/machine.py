@@ -57,6 +57,7 @@ class OpenWalk:
 
 picks = st.integers(0, 1_000)
 page_sizes = st.integers(1, 7)
+skips = st.integers(0, 6)
 
 
 class HomeTimelineMachine(RuleBasedStateMachine):
@@ -317,6 +318,57 @@ class HomeTimelineMachine(RuleBasedStateMachine):
         deferred = self.mesh.faults.deferred
         if deferred:
             self.run(deferred.pop(which % len(deferred))())
+
+    # In the middle of one read, or of the making of one list.
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule(who=picks, whom=picks, skip=skips, lines=st.integers(1, 8), follows=st.booleans())
+    def a_lot_happens_while_lists_are_made(self, who: int, whom: int, skip: int, lines: int, follows: bool) -> None:
+        happens = self._something(self.user(who), self.user(whom), lines, follows)
+        self.mesh.faults.between, self.mesh.faults.skip = happens, skip
+        self.run(self.mesh.warm_all())
+        self._let_happen()
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule(
+        who=picks, whom=picks, skip=st.integers(0, 6), lines=st.integers(1, 8), follows=st.booleans(), size=page_sizes
+    )
+    def a_lot_happens_while_someone_reads(
+        self, who: int, whom: int, skip: int, lines: int, follows: bool, size: int
+    ) -> None:
+        """What is seen then may be from before or after; the page itself, and all later ones, must be right."""
+        viewer = self.user(who)
+        could_see = set(self.model.home(viewer))
+        happens = self._something(viewer, self.user(whom), lines, follows)
+        self.mesh.faults.between, self.mesh.faults.skip = happens, skip
+        page = self.run(self.mesh.home(viewer, size))
+        self._let_happen()
+        ids = [item.tweet.tweet_id for item in page.items]
+        assert ids == sorted(set(ids), reverse=True)
+        assert set(ids) <= could_see | set(self.model.home(viewer))
+        self._check_first_page(viewer, must_have=[])
+
+    def _something(self, who: int, whom: int, lines: int, follows: bool) -> Callable[[], Awaitable[None]]:
+        """Someone posts and all of it is delivered; then a follow changes."""
+
+        async def happens() -> None:
+            for _ in range(lines):
+                text = f"tweet {len(self.model.tweets)}"
+                tweet = await self.mesh.post(whom, text)
+                self.model.tweets[tweet.tweet_id] = ModelTweet(whom, text)
+            await self.mesh.deliver_all()
+            if who != whom:
+                await (self.mesh.follow if follows else self.mesh.unfollow)(who, whom)
+                change = self.model.follows.add if follows else self.model.follows.discard
+                change((who, whom))
+
+        return happens
+
+    def _let_happen(self) -> None:
+        """What found no place in the middle happens now."""
+        happens, self.mesh.faults.between = self.mesh.faults.between, None
+        if happens:
+            self.run(happens())
 
     # What breaks.
 

@@ -15,6 +15,7 @@ import fanout_svc.core
 import timeline_svc.core
 import timeline_svc.pull_authors
 import timeline_svc.service
+import timeline_svc.sources
 from fanout_svc.worker import Batch, Worker
 from mesh import caches
 from mesh.caches.bodies import Bodies
@@ -68,6 +69,29 @@ def a_finish_takes_any_token(monkeypatch: pytest.MonkeyPatch) -> None:
 @breaks
 def a_cover_takes_any_version(monkeypatch: pytest.MonkeyPatch) -> None:
     _lua(monkeypatch, "or record.version ~= from_version then", "then")
+
+
+@breaks
+def the_store_is_read_before_a_list_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def hasty(timelines: Any, key: Any, fetch: Any, *, lease_ms: int = 30_000) -> bool:
+        content = await fetch()
+        if not await timelines.create(key, "hasty", lease_ms):
+            return False
+        return bool(await timelines.finish(key, "hasty", content.version, content.ids, content.down_to))
+
+    monkeypatch.setattr(timeline_svc.service, "rebuild", hasty)
+
+
+@breaks
+def a_version_copy_is_filled_without_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = "if redis.call('GET', keys[1]) ~= 'lease:' .. args[1] then"
+    assert caches.LIBRARY.count(right) == 1
+    monkeypatch.setattr(caches, "LIBRARY", caches.LIBRARY.replace(right, "if false then"))
+
+
+@breaks
+def a_floor_that_rises_while_reading_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline_svc.sources, "min", lambda below, floor: floor, raising=False)
 
 
 @breaks

@@ -68,8 +68,8 @@ class Choices:
 class Lists(TimelinesReference):
     """The list functions, with their rules, and with what they change noted for a failover."""
 
-    def __init__(self, rules: Rules, cap: int, note: Callable[[Callable[[], None]], None]) -> None:
-        super().__init__(cap=cap, slack=0)
+    def __init__(self, rules: Rules, cap: int, slack: int, note: Callable[[Callable[[], None]], None]) -> None:
+        super().__init__(cap=cap, slack=slack)
         self.rules = rules
         self._note = note
 
@@ -192,10 +192,10 @@ class Log:
 class Valkey:
     """Lists and copies of versions; all that changes is noted, since a failover loses the latest of it."""
 
-    def __init__(self, w: "World", cap: int) -> None:
+    def __init__(self, w: "World", cap: int, slack: int) -> None:
         self._w = w
         self.run_id = 1
-        self.lists = Lists(w.rules, cap, self.note)
+        self.lists = Lists(w.rules, cap, slack, self.note)
         self._copies: dict[int, Copy] = {}
         self._undo: list[tuple[int, Callable[[], object]]] = []
 
@@ -396,7 +396,7 @@ class World:
         self.log_in_valkey = choose(2) == 1
         self.users = range(1, 3 + choose(3))
         self._last_number = 0
-        self.valkey = Valkey(self, cap=3 + choose(3))
+        self.valkey = Valkey(self, cap=3 + choose(3), slack=choose(3))
         self.lists = self.valkey.lists
         self.tweets = Tweets(self.users)
         self.graph = Graph(self, self.users)

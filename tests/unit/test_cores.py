@@ -36,13 +36,10 @@ def test_authors_merge_to_all_their_ids_in_order(
         if merge.exhausted:
             break
         taken += merge.take(take)
-        wanted, bounds, count = merge.wanted()
+        wanted, bounds, counts = merge.wanted()
         if wanted:
-            chunks = [
-                sorted((i for i in owned[a] if i < b), reverse=True)[:count]
-                for a, b in zip(wanted, bounds, strict=True)
-            ]
-            merge.feed(chunks)
+            asked = zip(wanted, bounds, counts, strict=True)
+            merge.feed([sorted((i for i in owned[a] if i < b), reverse=True)[:count] for a, b, count in asked])
     assert merge.exhausted
     assert taken == sorted((i for ids in owned.values() for i in ids if i < below), reverse=True)
 
