@@ -7,8 +7,9 @@ READY := $(VENV)/.ready
 PROTOS := $(shell cd protos && find starling -name '*.proto' | sort)
 SOURCES := cli docs fanout_svc graph_svc launcher mesh timeline_svc tweet_svc tests
 MODEL_SECONDS ?= 1800
-# What the protos may not break: `make check BASE=<commit>` compares with another.
-BASE ?= main
+# What the protos may not break: main, or on main itself the commit before; or `make check BASE=<commit>`.
+BASE ?= $(shell git rev-parse --verify --quiet main | grep -v "^$$(git rev-parse HEAD)$$" || \
+	git rev-parse --verify --quiet HEAD~1 || git rev-parse HEAD)
 
 .PHONY: help setup run test test-long check format gen gen-check lock clean
 
@@ -42,7 +43,7 @@ check: $(READY) gen-check ## Formatting, lint, types, protos, generated code
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/mypy $(SOURCES)
 	@$(BIN)/buf lint protos
-	@$(BIN)/buf breaking protos --against ".git#ref=$$(git rev-parse --verify --quiet $(BASE) || git rev-parse HEAD),subdir=protos"
+	@$(BIN)/buf breaking protos --against ".git#ref=$$(git rev-parse $(BASE)),subdir=protos"
 	@$(BIN)/pytest -q tests/unit/test_tidy.py
 
 format: $(READY) ## Format and mend what can be mended

@@ -13,7 +13,7 @@ from graph_svc.sqlite_modes import SCHEMA as MODES_SCHEMA
 from graph_svc.sqlite_modes import USER_COLUMNS as MODES_USER_COLUMNS
 from graph_svc.sqlite_modes import SqliteAuthorModes
 from graph_svc.store import FOLLOWEES_MAX, ImportCounts, User, ViewerContext
-from mesh.errors import FailedPreconditionError, NotFoundError
+from mesh.errors import ConfigurationError, FailedPreconditionError, NotFoundError
 from mesh.sqlite import Database, key
 from mesh.sqlite_leases import SCHEMA as LEASES_SCHEMA
 from mesh.sqlite_leases import SqliteWorkerLeases
@@ -64,8 +64,12 @@ class SqliteGraphStore(SqliteWorkerLeases, SqliteAuthorModes):
         SqliteAuthorModes.__init__(self, self._database, bucket_size)
 
     async def open(self) -> None:
-        """Open the file, making it where it is missing."""
+        """Open the file, making it where it is missing. Raises ConfigurationError for another size of buckets than it
+        was made with: followers would be out of reach."""
         await self._database.open()
+        made_with = await self.settled_bucket_size()
+        if made_with != self._bucket_size:
+            raise ConfigurationError(f"STARLING_BUCKET_SIZE: this database was made with {made_with}, and keeps it")
 
     async def close(self) -> None:
         """See the port."""

@@ -31,6 +31,7 @@ USER_COLUMNS = """
 _MOVES_MAX = 500
 _PRUNE_MAX = 1_000
 _THRESHOLD = "pull_threshold"
+_BUCKET_SIZE = "bucket_size"
 _INCARNATION = "log_incarnation"
 
 
@@ -43,6 +44,16 @@ class SqliteAuthorModes:
 
     def _buckets(self, follower_rows: int) -> int:
         return max(1, -(-follower_rows // self._bucket_size))
+
+    async def settled_bucket_size(self) -> int:
+        """The size of buckets that the database was made with."""
+
+        def work(connection: sqlite3.Connection) -> int:
+            if _setting(connection, _BUCKET_SIZE) is None:
+                _set(connection, _BUCKET_SIZE, str(self._bucket_size))
+            return int(_setting(connection, _BUCKET_SIZE) or 0)
+
+        return await self._modes_database.write(work)
 
     async def author_state(self, author_id: int) -> AuthorState | None:
         """See the port."""

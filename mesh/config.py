@@ -21,7 +21,7 @@ class Config(BaseSettings):
     """Address to serve on; port 0: any free one, printed at start."""
     address_file: str = ""
     """Where to write the address served on, for whoever started this process; empty: nowhere."""
-    valkey_url: str = "redis://127.0.0.1:6379/0"
+    valkey_url: str = Field("redis://127.0.0.1:6379/0", pattern=r"^(rediss?://[^/\s]+(:\d+)?(/\d+)?|unix:///\S+)$")
     key_prefix: str = Field("", pattern=r"^[A-Za-z0-9_.:-]{0,64}$")
     auth_secret: SecretStr
     """HMAC key of principals' tokens, at least 32 bytes."""

@@ -74,6 +74,10 @@ class ResourceExhaustedError(StarlingError):
         self.retry_after_seconds = retry_after_seconds
 
 
+class ConfigurationError(Exception):
+    """This process can't run as it was told to; the text names the variable. Trying again can't help."""
+
+
 class UnavailableError(StarlingError):
     """A server or store doesn't answer; may be retried. Nothing is known of the effect."""
 

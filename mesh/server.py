@@ -25,7 +25,7 @@ from grpc_reflection.v1alpha import reflection
 
 from mesh import deadlines, errors, principals
 from mesh.channels import KEEPALIVE_MS
-from mesh.config import Config
+from mesh.config import ENV_PREFIX, Config
 from mesh.principals import Kind, Principal
 
 log = logging.getLogger(__name__)
@@ -310,7 +310,8 @@ class App(Protocol):
 
 
 def run(config: Config, make_app: Callable[[], App]) -> NoReturn:
-    """Serve until SIGTERM or SIGINT; exits with 0 after a clean stop, with 1 when background work failed.
+    """Serve until SIGTERM or SIGINT; exits with 0 after a clean stop, 1 when background work failed, 2 when this can't
+    run as it was told to.
 
     `make_app` is called inside the event loop, which channels and events belong to.
     """
@@ -319,7 +320,11 @@ def run(config: Config, make_app: Callable[[], App]) -> NoReturn:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         stream=sys.stderr,
     )
-    sys.exit(asyncio.run(_serve(config, make_app)))
+    try:
+        sys.exit(asyncio.run(_serve(config, make_app)))
+    except errors.ConfigurationError as error:
+        print(f"configuration: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
 
 
 async def _serve(config: Config, make_app: Callable[[], App]) -> int:
@@ -337,7 +342,10 @@ async def _serve(config: Config, make_app: Callable[[], App]) -> int:
     if config.reflection:
         names = [*services, health.SERVICE_NAME, reflection.SERVICE_NAME]
         reflection.enable_server_reflection(names, server)
-    port = server.add_insecure_port(config.listen)
+    try:
+        port = server.add_insecure_port(config.listen)
+    except RuntimeError as error:
+        raise errors.ConfigurationError(f"{ENV_PREFIX}LISTEN: can't listen on {config.listen}") from error
     await server.start()
     address = f"{config.listen.rpartition(':')[0]}:{port}"
 

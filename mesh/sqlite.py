@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mesh.errors import ResourceExhaustedError, UnavailableError
+from mesh.errors import ConfigurationError, ResourceExhaustedError, UnavailableError
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -55,7 +55,10 @@ class Database:
         self._writer = threading.Thread(target=self._write_loop, name="sqlite-write", daemon=True)
 
     async def open(self) -> None:
-        """Create the file and the tables where they are missing. Raises UnavailableError."""
+        """Create the file and the tables where they are missing; may be called again.
+
+        Raises UnavailableError, and ConfigurationError for a file that is something else.
+        """
 
         def apply() -> None:
             with _translated():
@@ -63,7 +66,10 @@ class Database:
                     self._writing = self._connect()
                 self._writing.executescript(self._schema)
 
-        await asyncio.get_running_loop().run_in_executor(self._readers, apply)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._readers, apply)
+        except sqlite3.DatabaseError as error:
+            raise ConfigurationError(f"{self._path} can't be used as a database: {error}") from error
         if not self._writer.is_alive():
             self._writer.start()
 

@@ -2,14 +2,16 @@
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from graph_svc import store as port
+from graph_svc.sqlite import SqliteGraphStore
 from graph_svc.store import AuthorState, DrainTask, GraphStore, ImportCounts, Mode, User
-from mesh.errors import FailedPreconditionError, NotFoundError
+from mesh.errors import ConfigurationError, FailedPreconditionError, NotFoundError
 from tests.conformance.conftest import OpenGraphStore
 
 BUCKET_SIZE = 3
@@ -276,3 +278,14 @@ async def test_the_operators_threshold_is_kept(graph_store: GraphStore) -> None:
     await graph_store.set_pull_threshold(50)
     await graph_store.set_pull_threshold(60)
     assert await graph_store.pull_threshold() == 60
+
+
+async def test_the_size_of_buckets_is_kept_for_ever(tmp_path: Path) -> None:
+    for size, refused in ((3, False), (4, True), (3, False)):
+        store = SqliteGraphStore(tmp_path / "graph.db", bucket_size=size, synchronous="OFF")
+        if refused:
+            with pytest.raises(ConfigurationError, match="STARLING_BUCKET_SIZE"):
+                await store.open()
+        else:
+            await store.open()
+        await store.close()

@@ -32,6 +32,7 @@ def test_a_configuration_comes_from_the_environment() -> None:
         ("STARLING_GRACE_SECONDS", "-1"),
         ("STARLING_LOG_LEVEL", "loud"),
         ("STARLING_KEY_PREFIX", "white space"),
+        ("STARLING_VALKEY_URL", "nonsense"),
         ("STARLING_CONCURRENT_CALLS_MAX", "0"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh.errors import UnavailableError
+from mesh.errors import ConfigurationError, UnavailableError
 from mesh.sqlite import Database, key
 
 
@@ -74,3 +74,22 @@ async def test_what_is_stored_is_there_after_a_restart(tmp_path: Path) -> None:
 def test_ids_beyond_63_bits_are_nobodys() -> None:
     assert key(5) == 5
     assert key(2**64 - 1) == key(2**63) == 2**63 - 1
+
+
+async def test_a_start_that_failed_can_be_tried_again(tmp_path: Path) -> None:
+    folder = tmp_path / "later"
+    database = Database(folder / "test.db", "CREATE TABLE IF NOT EXISTS t (n INTEGER PRIMARY KEY)")
+    with pytest.raises(UnavailableError):
+        await database.open()
+    folder.mkdir()
+    await database.open()
+    await database.open()
+    await database.write(lambda connection: insert(connection, 5))
+    assert await numbers(database) == [5]
+    await database.close()
+
+
+async def test_a_file_that_is_no_database_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "poem.db").write_text("no database, " * 100)
+    with pytest.raises(ConfigurationError, match=r"poem\.db"):
+        await Database(tmp_path / "poem.db", "").open()
