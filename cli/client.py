@@ -4,7 +4,7 @@ Every method may raise `grpc.aio.AioRpcError`; each call has a deadline. Not a p
 the development secret, which outside of a development machine only an identity provider has.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import lru_cache
@@ -228,29 +228,66 @@ class Client:
         return await self.tweet.ListUserTweets(request, timeout=CALL_SECONDS, metadata=self.as_(OPERATOR))
 
     async def home_page(
-        self, viewer_id: int, limit: int = 0, page_token: str = "", read_your_write_token: str = ""
+        self,
+        viewer_id: int,
+        limit: int = 0,
+        page_token: str = "",
+        read_your_write_token: str = "",
+        newer_than_id: int = 0,
     ) -> timeline_pb2.ListHomeTimelineResponse:
-        """A page of the viewer's home timeline."""
+        """A page of the viewer's home timeline; with `newer_than_id`, of a catch-up (see the proto and `catch_up`)."""
         request = timeline_pb2.ListHomeTimelineRequest(
-            page_size=limit, page_token=page_token, read_your_write_token=read_your_write_token
+            page_size=limit,
+            page_token=page_token,
+            read_your_write_token=read_your_write_token,
+            newer_than_id=newer_than_id,
         )
         metadata = self.as_(principals.user(viewer_id))
         return await self.timeline.ListHomeTimeline(request, timeout=CALL_SECONDS, metadata=metadata)
 
     async def walk_home(
-        self, viewer_id: int, page_size: int = 100, read_your_write_token: str = ""
+        self, viewer_id: int, page_size: int = 100, read_your_write_token: str = "", newer_than_id: int = 0
     ) -> AsyncIterator[timeline_pb2.HomeTimelineItem]:
-        """The whole home timeline, page by page."""
+        """The whole home timeline, page by page; with `newer_than_id`, what a catch-up looks at."""
 
         async def page(token: str) -> tuple[Sequence[timeline_pb2.HomeTimelineItem], str]:
-            reply = await self.home_page(viewer_id, page_size, token, read_your_write_token)
+            reply = await self.home_page(viewer_id, page_size, token, read_your_write_token, newer_than_id)
             return reply.items, reply.next_page_token
 
         async for items, _ in pages(page):
             for item in items:
                 yield item
 
+    async def catch_up(
+        self, viewer_id: int, known_ids: Collection[int], page_size: int = 100
+    ) -> list[timeline_pb2.HomeTimelineItem]:
+        """What has come to a home timeline besides the tweets that the caller has, newest first; all, if it has none.
+
+        Ids are made before tweets are committed, by several processes on clocks that differ, so a tweet may come in
+        *below* one that was read before it. A catch-up that stopped at the newest known id would miss it for good.
+        That is why the pages go down to a minute below (`newer_than_id` in the proto), and why this wants *all* ids
+        that the caller has of the last minute before its newest, not only that one: the others would come again.
+        What left the timeline meanwhile (deleted, unfollowed) isn't told, and what a new follow brings only down to
+        that minute: for these, walk.
+        """
+        known = frozenset(known_ids)
+        walk = self.walk_home(viewer_id, page_size, newer_than_id=max(known, default=0))
+        return [item async for item in walk if item.tweet.tweet_id not in known]
+
     # Running the mesh
+
+    async def pull_threshold(self) -> int:
+        """The number of followers from which an author is pulled."""
+        request = graph_pb2.GetFanoutPolicyRequest()
+        reply = await self.graph.GetFanoutPolicy(request, timeout=CALL_SECONDS, metadata=self.as_(OPERATOR))
+        return reply.policy.pull_threshold
+
+    async def set_pull_threshold(self, followers: int) -> int:
+        """Set it; authors' modes follow within seconds. Returns what is in force."""
+        policy = graph_pb2.FanoutPolicy(pull_threshold=followers)
+        request = graph_pb2.UpdateFanoutPolicyRequest(policy=policy)
+        reply = await self.graph.UpdateFanoutPolicy(request, timeout=CALL_SECONDS, metadata=self.as_(OPERATOR))
+        return reply.policy.pull_threshold
 
     async def rebuild(self, viewer_id: int) -> int:
         """Make a viewer's list anew; returns its number of entries."""

@@ -1,6 +1,8 @@
 """Commands for who runs the mesh."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from cli.failures import line_of
 from cli.importing import BATCH_DEFAULT, BATCH_MAX, EdgeFile, ImportReport, import_graph
 from launcher import probes
 from starling.fanout.v1 import fanout_pb2
+from starling.graph.v1 import graph_pb2
 
 _SERVING = "SERVING"
 
@@ -125,7 +128,7 @@ async def rebuild(session: Session, user: str) -> None:
 @click.command()
 @mesh_command
 async def status(session: Session) -> None:
-    """Show every service's health, and fan-out's lag.
+    """Show every service's health, fan-out's lag, and the pull threshold.
 
     The exit status is 1 unless all of them serve.
     """
@@ -136,21 +139,34 @@ async def status(session: Session) -> None:
         host, _, port = address.partition(":")
         targets["valkey"] = address
         health["valkey"] = _SERVING if await probes.valkey(host, int(port))() else "UNREACHABLE"
-    fault, workers = "", list[fanout_pb2.GetFanoutStatusResponse]()
+    faults: list[str] = []
+    workers, threshold = list[fanout_pb2.GetFanoutStatusResponse](), 0
     if session.client.targets.fanout:
-        try:
+        with _noting("fan-out", faults):
             workers = await session.client.fanout_status()
-        except grpc.aio.AioRpcError as error:
-            fault = line_of(error)
+    if health.get("graph_svc") == _SERVING:  # else its health says enough
+        with _noting("policy", faults):
+            threshold = await session.client.pull_threshold()
     content = {
         "services": [{"name": name, "target": targets[name], "status": health[name]} for name in targets],
         "fanout": [to_json(worker) for worker in workers],
+        "policy": _policy_json(threshold) if threshold else None,
     }
-    session.answer(content, *_health_lines(targets, health), *_fanout_lines(workers))
-    if fault:
-        click.echo(f"fan-out: {fault}", err=True)
-    if fault or set(health.values()) != {_SERVING}:
+    policy_lines = ["", _policy_line(threshold)] if threshold else []
+    session.answer(content, *_health_lines(targets, health), *_fanout_lines(workers), *policy_lines)
+    for fault in faults:
+        click.echo(fault, err=True)
+    if faults or set(health.values()) != {_SERVING}:
         raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def _noting(what: str, faults: list[str]) -> Iterator[None]:
+    """A call that fails is a line; what else there is to show is shown."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        faults.append(f"{what}: {line_of(error)}")
 
 
 def _health_lines(targets: dict[str, str], health: dict[str, str]) -> list[str]:
@@ -182,4 +198,34 @@ def _fanout_lines(workers: list[fanout_pb2.GetFanoutStatusResponse]) -> list[str
     return lines
 
 
-COMMANDS: tuple[click.Command, ...] = (import_graph_command, status, rebuild)
+@click.command()
+@click.option(
+    "--pull-threshold",
+    type=click.IntRange(1, (1 << 64) - 1),  # What fits the message; graph_svc says what it takes.
+    default=None,
+    metavar="N",
+    help="Pull authors with N followers or more.",
+)
+@mesh_command
+async def policy(session: Session, pull_threshold: int | None) -> None:
+    """Show the policy of fan-out, or set it.
+
+    Authors with as many followers as the pull threshold are pulled by readers instead of pushed to them, and pushed
+    again below 80 % of it. Their modes follow a change within seconds.
+    """
+    if pull_threshold is None:
+        threshold = await session.client.pull_threshold()
+    else:
+        threshold = await session.client.set_pull_threshold(pull_threshold)
+    session.answer(_policy_json(threshold), _policy_line(threshold))
+
+
+def _policy_json(threshold: int) -> dict[str, Any]:
+    return to_json(graph_pb2.FanoutPolicy(pull_threshold=threshold))
+
+
+def _policy_line(threshold: int) -> str:
+    return f"pull threshold: {threshold:,} followers"
+
+
+COMMANDS: tuple[click.Command, ...] = (import_graph_command, policy, status, rebuild)

@@ -77,15 +77,28 @@ async def delete(session: Session, user: str, tweet_id: int) -> None:
 @click.command()
 @click.argument("user", metavar="USER")
 @paged(_LIMIT_MAX)
+@click.option(
+    "--newer-than",
+    type=TWEET_ID,
+    default=None,
+    metavar="ID",
+    help="Only tweets that may have come since ID was the newest: down to a minute before it.",
+)
 @mesh_command
-async def home(session: Session, user: str, limit: int, page_token: str, everything: bool) -> None:
-    """Show USER's home timeline, newest first."""
+async def home(
+    session: Session, user: str, limit: int, page_token: str, everything: bool, newer_than: int | None
+) -> None:
+    """Show USER's home timeline, newest first.
+
+    With --newer-than, tweets of the last minute before ID are shown as well, since one of them may have been committed
+    after it; a next page wants the same ID.
+    """
     viewer_id = (await session.user(user)).user_id
     own = session.recent_posts.token(viewer_id)
 
     async def page(token: str) -> tuple[Sequence[timeline_pb2.HomeTimelineItem], str]:
-        reply = await session.client.home_page(viewer_id, limit, token, own)
-        return reply.items, reply.next_page_token
+        reply = await session.client.home_page(viewer_id, limit, token, own, newer_than or 0)
+        return [item for item in reply.items if item.tweet.tweet_id != newer_than], reply.next_page_token
 
     def line(item: timeline_pb2.HomeTimelineItem) -> str:
         return _line(item.tweet, item.author.handle)

@@ -81,6 +81,38 @@ def test_a_home_is_paged_and_walked(starling: Starling) -> None:
     assert [tweet["tweetId"] for tweet in profile["tweets"]] == ids[::-1]
 
 
+def test_a_home_shows_what_may_have_come_since_a_tweet(starling: Starling) -> None:
+    made(starling, "absent")
+    ids = [starling("post", "absent", f"tweet {n}", "--json").json["tweet"]["tweetId"] for n in range(4)]
+    late = starling("home", "absent", "--newer-than", ids[1], "--json").json
+    assert [item["tweet"]["tweetId"] for item in late["items"]] == [ids[3], ids[2], ids[0]], "a minute, without itself"
+    minutes_later = str(int(ids[3]) + (90_000 << 22))
+    assert starling("home", "absent", "--newer-than", minutes_later, "--json").json["items"] == []
+    first = starling("home", "absent", "--newer-than", ids[0], "--limit", "1", "--json").json
+    options = ("--newer-than", ids[0], "--page-token", first["nextPageToken"], "--all", "--json")
+    rest = starling("home", "absent", *options).json
+    assert [item["tweet"]["tweetId"] for item in (*first["items"], *rest["items"])] == [ids[3], ids[2], ids[1]]
+    other = starling("home", "absent", "--newer-than", ids[1], "--page-token", first["nextPageToken"])
+    assert other.status == 1, "a token is of one catch-up"
+
+
+async def test_catch_up_brings_each_tweet_once_that_the_caller_lacks(running_mesh: RunningMesh) -> None:
+    async with running_mesh.client() as client:
+        author = (await client.create_user("catcher")).user_id
+        posted = [(await client.post(author, f"tweet {n}")).tweet.tweet_id for n in range(7)][::-1]
+
+        async def caught_up(known: list[int]) -> list[int]:
+            return [item.tweet.tweet_id for item in await client.catch_up(author, known, page_size=2)]
+
+        assert await caught_up([]) == posted, "who has nothing gets all"
+        assert await caught_up(posted) == []
+        assert await caught_up(posted[3:]) == posted[:3]
+        # What was committed late lies below the newest that is known, and comes nevertheless.
+        late = posted[4]
+        assert await caught_up([tweet_id for tweet_id in posted[2:] if tweet_id != late]) == [*posted[:2], late]
+        assert await caught_up([posted[0] + (90_000 << 22)]) == [], "no deeper than a minute"
+
+
 def test_replies_quotes_and_request_ids_go_with_a_post(starling: Starling) -> None:
     made(starling, "replier")
     root = starling("post", "replier", "root", "--json").json["tweet"]["tweetId"]
@@ -172,9 +204,31 @@ def test_status_shows_health_lag_and_delays(starling: Starling) -> None:
     (fanout,) = status["fanout"]
     assert {"lagMessages", "lagSeconds"} <= fanout["partitions"][0].keys()
     assert {"p50Seconds", "p95Seconds", "p99Seconds"} <= fanout["worker"]["delay"].keys()
+    assert status["policy"] == {"pullThreshold": "100000"}
     text = starling("status").out
     assert "SERVING" in text
     assert "p95 s" in text
+    assert "pull threshold: 100,000 followers\n" in text
+
+
+def test_the_pull_threshold_is_shown_and_set(starling: Starling) -> None:
+    assert starling("policy").out == "pull threshold: 100,000 followers\n"
+    assert starling("policy", "--pull-threshold", "70000").out == "pull threshold: 70,000 followers\n"
+    assert starling("policy", "--json").json == {"pullThreshold": "70000"}
+    assert starling("status", "--json").json["policy"] == {"pullThreshold": "70000"}
+    refused = starling("policy", "--pull-threshold", "1")
+    assert (refused.status, refused.out) == (1, "")
+    assert "(INVALID_ARGUMENT, field policy.pull_threshold)" in refused.err
+    assert starling("policy", "--pull-threshold", "100000", "--json").json == {"pullThreshold": "100000"}
+
+
+def test_the_policy_is_the_operators(starling: Starling, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(starling, "curious")
+    monkeypatch.setenv("STARLING_TOKEN", starling("token", "curious").out.strip())
+    for arguments in ((), ("--pull-threshold", "5")):
+        answer = starling("policy", *arguments)
+        assert (answer.status, answer.out) == (1, "")
+        assert "PERMISSION_DENIED" in answer.err
 
 
 def test_a_list_is_rebuilt_on_demand(starling: Starling) -> None:
@@ -203,7 +257,13 @@ def test_an_error_is_one_line(starling: Starling, arguments: tuple[str, ...], li
 
 @pytest.mark.parametrize(
     "arguments",
-    [("delete", "alice", "x"), ("home", "alice", "--limit", "0"), ("nonsense",), ("import-graph", "/no/such")],
+    [
+        ("delete", "alice", "x"),
+        ("home", "alice", "--limit", "0"),
+        ("policy", "--pull-threshold", "x"),
+        ("nonsense",),
+        ("import-graph", "/no/such"),
+    ],
 )
 def test_wrong_usage_has_status_2(starling: Starling, arguments: tuple[str, ...]) -> None:
     answer = starling(*arguments)

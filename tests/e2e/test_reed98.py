@@ -6,7 +6,8 @@ The graph is Reed98: 962 accounts, 18,812 friendships, so 37,624 follows. It is 
 import asyncio
 import re
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,9 @@ from redis import Redis
 
 from cli.client import Client
 from cli.importing import EdgeFile, handle_of, import_graph
+from fanout_svc.core import PULL_AGE_SECONDS
 from mesh import principals
+from mesh.channels import streaming
 from starling.fanout.v1 import fanout_pb2
 from starling.graph.v1 import graph_pb2
 from starling.tweet.v1 import tweet_pb2
@@ -28,6 +31,13 @@ TWEETS_EACH = 5
 CALLS_AT_ONCE = 32
 BIGGEST, BIGGEST_FOLLOWERS, ITS_HOME = 678, 313, 1_570
 
+PULLED_FROM, CELEBRITIES = 100, 58
+OF_MODES = {
+    ("operator", "graph.GetFanoutPolicy"),
+    ("operator", "graph.UpdateFanoutPolicy"),
+    ("service:fanout_svc", "graph.CompleteDrain"),
+    ("service:fanout_svc", "tweet.StreamAuthorTweets"),
+}
 ROOT = Path(__file__).parents[2]
 
 T = TypeVar("T")
@@ -40,9 +50,8 @@ def reed98() -> Path:
 
 @pytest.fixture
 def noisy_mesh(tmp_path: Path) -> Iterator[RunningMesh]:
-    """A mesh that logs each call."""
+    """A mesh that logs each call; the test starts it."""
     mesh = RunningMesh(tmp_path / "data")
-    mesh.start(STARLING_LOG_REQUESTS="1")
     try:
         yield mesh
         assert mesh.stop() == 0, mesh.log()[-5_000:]
@@ -163,19 +172,25 @@ def calls_seen(log: str) -> Counter[tuple[str, str]]:
     return Counter((re.sub(r"^user:\d+$", "user", caller), f"{area}.{method}") for caller, area, method in found)
 
 
-@pytest.mark.timeout(600)
-async def test_everybody_on_reed98_reads_their_exact_home_timeline(reed98: Path, noisy_mesh: RunningMesh) -> None:
-    edges = EdgeFile(reed98, undirected=True)
-    async with noisy_mesh.client() as client:
+@asynccontextmanager
+async def everybody(mesh: RunningMesh, edges: EdgeFile, **settings: str) -> AsyncIterator[People]:
+    """The graph, imported; everybody has read their home once, so everybody has a list."""
+    mesh.start(STARLING_LOG_REQUESTS="1", **settings)
+    async with mesh.client() as client:
         report = await import_graph(client, edges)
         assert (report.users_created, report.follows_created, report.follows_refused) == (ACCOUNTS, FOLLOWS, 0)
         people = People(client, edges, report.user_ids)
         await people.first_pages_are_read()
-        await eventually(lambda: number_of_lists(noisy_mesh) == ACCOUNTS, 60)  # They are made behind the reads.
+        await eventually(lambda: number_of_lists(mesh) == ACCOUNTS, 60)  # They are made behind the reads.
+        yield people
 
+
+@pytest.mark.timeout(600)
+async def test_everybody_on_reed98_reads_their_exact_home_timeline(reed98: Path, noisy_mesh: RunningMesh) -> None:
+    async with everybody(noisy_mesh, EdgeFile(reed98, undirected=True)) as people:
         await people.all_post(TWEETS_EACH)
-        await eventually(lambda: log_is_empty(client), 120)
-        worker = (await status(client)).worker
+        await eventually(lambda: log_is_empty(people.client), 120)
+        worker = (await status(people.client)).worker
         assert worker.deliveries == TWEETS_EACH * FOLLOWS == 188_120
         assert worker.deliveries_to_lists == worker.deliveries
         assert worker.events == TWEETS_EACH * ACCOUNTS
@@ -191,9 +206,71 @@ async def test_everybody_on_reed98_reads_their_exact_home_timeline(reed98: Path,
         items = await people.every_walk_is_exact()
         assert items == TWEETS_EACH * (FOLLOWS + ACCOUNTS)
         await people.do_all_else_that_people_do()
+    matrix = call_matrix() - OF_MODES
+    await eventually(lambda: set(calls_seen(noisy_mesh.log())) >= matrix, 10)  # Logs come a little later.
     seen = calls_seen(noisy_mesh.log())
-    assert set(seen) == call_matrix(), "every edge of the call matrix is used, and no other"
+    assert set(seen) == matrix, "every edge of the call matrix is used, and no other"
     print("\n".join(f"  {caller:24} {rpc:28} {count:>7,}" for (caller, rpc), count in sorted(seen.items())))
+
+
+async def pulled_authors(client: Client) -> int:
+    """How many there are now."""
+    how: dict[str, Any] = {"metadata": client.as_(principals.service("timeline_svc")), "timeout": 10}
+    async with streaming(client.graph.WatchPullAuthors(graph_pb2.WatchPullAuthorsRequest(), **how)) as watch:
+        async for message in watch:
+            assert message.snapshot.complete
+            return len(message.snapshot.author_ids)
+    raise AssertionError("no snapshot")
+
+
+async def workers_leave_followers_out(client: Client, authors: Iterable[int]) -> bool:
+    how: dict[str, Any] = {"metadata": client.as_(principals.service("fanout_svc")), "timeout": 10}
+    for author in authors:
+        state = await client.graph.GetAuthorMode(graph_pb2.GetAuthorModeRequest(author_id=author), **how)
+        if state.mode != graph_pb2.AUTHOR_MODE_PULL or state.age_seconds <= PULL_AGE_SECONDS:
+            return False
+    return True
+
+
+async def set_pull_threshold(client: Client, threshold: int) -> None:
+    how: dict[str, Any] = {"metadata": client.as_(principals.OPERATOR), "timeout": 10}
+    policy = graph_pb2.FanoutPolicy(pull_threshold=threshold)
+    await client.graph.UpdateFanoutPolicy(graph_pb2.UpdateFanoutPolicyRequest(policy=policy), **how)
+    assert (await client.graph.GetFanoutPolicy(graph_pb2.GetFanoutPolicyRequest(), **how)).policy == policy
+
+
+@pytest.mark.timeout(600)
+async def test_reed98_with_58_celebrities_is_exact_while_they_are_pulled_and_when_they_are_pushed_again(
+    reed98: Path, noisy_mesh: RunningMesh
+) -> None:
+    edges = EdgeFile(reed98, undirected=True)
+    followers = Counter(followee for _, followee in edges)
+    small = sum(count for count in followers.values() if count < PULLED_FROM)
+    async with everybody(noisy_mesh, edges, STARLING_PULL_THRESHOLD=str(PULLED_FROM)) as people:
+        client = people.client
+        assert await pulled_authors(client) == CELEBRITIES == sum(n >= PULLED_FROM for n in followers.values())
+        celebrities = [people.ids[label] for label, count in followers.items() if count >= PULLED_FROM]
+        await eventually(lambda: workers_leave_followers_out(client, celebrities), 40)
+        await people.all_post(1)
+        await eventually(lambda: log_is_empty(client), 120)
+        assert (await status(client)).worker.deliveries == small, "computed from the edge file"
+        await people.every_walk_is_exact()
+
+        await set_pull_threshold(client, 400)  # 80 % of it is above all of them.
+
+        async def nobody_is_pulled() -> bool:
+            return await pulled_authors(client) == 0
+
+        await eventually(nobody_is_pulled, 60)
+        await people.every_walk_is_exact()
+        await people.all_post(1)
+        await eventually(lambda: log_is_empty(client), 120)
+        worker = (await status(client)).worker
+        assert worker.deliveries == small + FOLLOWS
+        assert worker.drained_buckets == CELEBRITIES
+        await people.every_walk_is_exact()
+        print(f"\n{CELEBRITIES} pulled: {small:,} of {FOLLOWS:,} deliveries; drained {worker.drained_buckets} buckets")
+    assert set(calls_seen(noisy_mesh.log())) >= OF_MODES
 
 
 def _print_delays(worker: fanout_pb2.WorkerStatus) -> None:

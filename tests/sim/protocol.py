@@ -161,20 +161,18 @@ def drain_task(w: World, position: int) -> Steps:
 def replay(w: World) -> Steps:
     """A log apart from Valkey: back to where everything was acknowledged before the replica's last change."""
     run_id = w.valkey.run_id
-    since_ms = w.failed_at_ms - (STALENESS_MS if w.rules.replay_covers_staleness else -1)
-    events, tasks = w.events.acked_since(since_ms), w.tasks.acked_since(since_ms)
-    if not w.rules.drain_tasks_again:
-        tasks = [position for position in tasks if len(w.tasks.records[position]) == 4]
-    w.tasks.rewind(tasks)
+    since_ms = w.failed_at_ms - STALENESS_MS if w.rules.replay_covers_staleness else w.failed_at_ms + 1
+    w.tasks.rewind(since_ms, all_kinds=w.rules.drain_tasks_again)
     yield "tasks rewound"
     if w.rules.rewind_is_committed:
-        w.events.rewind(events)
+        w.events.rewind(since_ms)
         yield "events rewound"
         w.handled_run_id = run_id
     else:
+        again = w.events.acked_since(since_ms)
         w.handled_run_id = run_id
         yield "rewound in memory"
-        for position in events:
+        for position in again:
             while not (yield from fan_out(w, *w.events.records[position])):
                 yield "again"
 
@@ -254,13 +252,13 @@ def unfollow(w: World, viewer: int, user: int) -> Steps:
     yield from change_ends(w, viewer)
 
 
-def mute(w: World, viewer: int, user: int) -> Steps:
-    """Or unmute: a filter, of which lists know nothing."""
+def mute(w: World, viewer: int, user: int, off: int) -> Steps:
+    """Or (`off`) unmute: a filter, of which lists know nothing."""
     yield from change_begins(w, viewer)
     if not w.rules.version_after_mute:
         w.graph.next_version(viewer)
         yield "version"
-    w.graph.mutes ^= {(viewer, user)}
+    w.graph.mutes = w.graph.mutes - {(viewer, user)} if off else w.graph.mutes | {(viewer, user)}
     yield "mute row"
     if w.rules.version_after_mute:
         w.graph.next_version(viewer)

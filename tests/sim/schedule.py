@@ -11,7 +11,7 @@ from functools import partial
 from mesh.timelines.port import author, home
 from tests.sim import protocol
 from tests.sim.rules import Rules
-from tests.sim.world import Choices, Failure, Mode, Steps, World
+from tests.sim.world import Choices, Failure, Mode, Steps, World, is_drain
 
 ACTIONS = ("work", "post", "read", "warm", "follow", "unfollow", "hear", "time", "mode", "mute", "evict")
 ACTIONS += ("warm author", "evict author", "failover", "crash")
@@ -19,7 +19,8 @@ WEIGHTS = {"work": (3, 6), "time": (0.3, 1), "mode": (0, 0.3, 1), "hear": (0.3, 
 WEIGHTS |= {"evict author": (0, 0, 0.3), "failover": (0, 0, 0, 0.5), "crash": (0, 0, 1)}
 """What an action's weight is drawn from, for each seed anew, so that each seed leaves something out."""
 OTHER_WEIGHTS = (0, 0, 1, 1, 3)
-PACES = (0.3, 3, 8)
+PACES = (0.1, 2, 8)
+DENSITIES = (0.2, 1, 5)
 STEPS = (20, 40, 80)
 RUNNING_MAX = 6
 WORK_MAX = 1_000
@@ -75,23 +76,29 @@ class Run:
         w = self.w
         users = ", ".join(map(str, w.users))
         self._tell(f"users {users}; lists of {w.lists.cap}; log in {'Valkey' if w.log_in_valkey else 'Kafka'}")
+        density = self.choose.random.choice(DENSITIES) if self.choose.random else 1
         for viewer in w.users:
             for user in w.users:
-                if user != viewer and self.choose(3, (6, 3, 0)) == 0:
+                if user != viewer and not self.choose(2, (density, 1)):
                     self._now("follow", viewer, user)
         for user in w.users:
             for _ in range(self.choose(4)):
                 self._now("post", user)
         self._work()
         for user in w.users:
-            if self.choose(3, (6, 3, 0)) == 0:
+            if not self.choose(2, (2, 1)):
                 self._now("warm", user)
-        for user in w.users:
-            if self.choose(4, (8, 4, 4, 0)):
+            if self.choose(2):
                 self._now("warm author", user)
-                if self.choose(2):
-                    w.graph.set_mode(user, Mode.PULL)
-                    self._tell("author", user, "is pulled")
+            if self.choose(2, (2, 1)):
+                w.graph.set_mode(user, Mode.PULL)
+                self._tell("author", user, "→ PULL")
+        w.pass_time(protocol.PULL_AGE_MS)
+        self._hear()
+        for user in w.users:
+            if w.graph.modes[user].mode is Mode.PULL and self.choose(2):
+                self._now("post", user)
+        self._work()
         w.pass_time(protocol.PULL_AGE_MS)
         self._hear()
 
@@ -112,7 +119,7 @@ class Run:
 
     def _process(self, action: str, *arguments: int) -> Process:
         function = getattr(protocol, action.replace(" ", "_"))
-        is_change = action in {"follow", "unfollow"}
+        is_change = action in {"follow", "unfollow", "mute"}
         return Process((action, *arguments), partial(function, self.w, *arguments), is_change)
 
     # Interleaving
@@ -154,6 +161,9 @@ class Run:
         self._tell(*process.name, "→", did)
         if not self.choose.over:
             self._running.insert(0, process)
+            random = self.choose.random
+            if random and (not process.pace or random.random() < 0.2):
+                process.pace = random.choice(PACES)
         return True
 
     def _act(self, action: str) -> None:
@@ -168,8 +178,9 @@ class Run:
                 self._start(self._reading())
             case "follow" | "unfollow" | "mute":
                 viewer, user = self._user(), self._user()
+                arguments = (viewer, user, choose(2)) if action == "mute" else (viewer, user)
                 if viewer != user:
-                    self._start(self._process(action, viewer, user))
+                    self._start(self._process(action, *arguments))
             case "mode":
                 self._move(self._user())
             case "evict" | "evict author":
@@ -194,8 +205,6 @@ class Run:
         if len(self._running) < RUNNING_MAX:
             if process in self._retries:
                 self._retries.remove(process)
-            if self.choose.random:
-                process.pace = self.choose.random.choice(PACES)
             self._step(process)
 
     def _reading(self) -> Process:
@@ -227,7 +236,7 @@ class Run:
         process.steps.close()
         self._tell(*process.name, "CRASHES")
         if process.is_change:
-            if self.choose(2):
+            if self.choose(2) and process.name[0] != "mute":  # Half a mute must be retried: see its rule.
                 self.w.given_up = True
             else:
                 self._retries.append(Process(process.name, process.start, is_change=True))
@@ -239,8 +248,8 @@ class Run:
         found = [self._process("relay" if self._relays(row) else "sweep", tweet) for tweet, row in self._unpublished()]
         found += [self._task("deliver", position, w.events.generation) for position in w.events.waiting()]
         for position in w.tasks.waiting():
-            is_drain = len(w.tasks.records[position]) == 3
-            found.append(self._task("drain_task" if is_drain else "bucket_task", position, w.tasks.generation))
+            action = "drain_task" if is_drain(w.tasks.records[position]) else "bucket_task"
+            found.append(self._task(action, position, w.tasks.generation))
         found += [self._process("publish_drain", *at) for at, drain in w.graph.drains.items() if not drain.published]
         if w.handled_run_id != w.valkey.run_id:
             found.append(self._process("republish" if w.log_in_valkey else "replay"))

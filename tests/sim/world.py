@@ -152,6 +152,11 @@ class Copy(NamedTuple):
     until_ms: int
 
 
+def is_drain(task: Sequence[int]) -> bool:
+    """(author, epoch, bucket), or (author, 0, bucket, tweet): a part of a delivery."""
+    return len(task) == 3
+
+
 class Log:
     """A topic. In Kafka it outlives Valkey, and is rewound; in Valkey's streams its end is lost with the lists'."""
 
@@ -178,10 +183,11 @@ class Log:
     def acked_since(self, since_ms: int) -> list[int]:
         return [position for position, acked in self.acked_ms.items() if acked >= since_ms]
 
-    def rewind(self, positions: Sequence[int]) -> None:
+    def rewind(self, since_ms: int, *, all_kinds: bool = True) -> None:
         """Committed in one step. Work in hand is taken again."""
-        for position in positions:
-            self.acked_ms.pop(position, None)
+        for position in self.acked_since(since_ms):
+            if all_kinds or not is_drain(self.records[position]):
+                del self.acked_ms[position]
         if self._w.rules.work_in_hand_again:
             self.generation += 1
 
@@ -438,6 +444,6 @@ class World:
         in_question = {author for author, _, _ in draining}
         under_way = {tweet for tweet, row in self.outbox.items() if not row.published}
         under_way |= {self.events.records[position][1] for position in self.events.waiting()}
-        under_way |= {task[3] for task in waiting if len(task) == 4}
+        under_way |= {task[3] for task in waiting if not is_drain(task)}
         delivered = (self.events.records[position] for position in self.events.acked_ms)
         return {tweet for author, tweet in delivered if author not in in_question} - under_way
