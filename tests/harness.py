@@ -455,8 +455,8 @@ class Mesh:
                 if not await warmer.step():
                     break
 
-    async def quiesce(self) -> None:
-        """Until nothing is in flight, drains included; then two seconds pass."""
+    async def quiesce(self, *, readers_hear: bool = True) -> None:
+        """Until nothing is in flight, drains included; then two seconds pass. `readers_hear`: of modes, meanwhile."""
         for _ in range(STEPS_MAX):
             await self.move_modes()
             await self.deliver_all()
@@ -464,7 +464,8 @@ class Mesh:
                 break
         self.clock.advance(2_000)
         await self.renew_leases()
-        await self.watch_modes()
+        if readers_hear:
+            await self.watch_modes()
 
     async def settle(self) -> None:
         """And lists that were missed are made."""

@@ -418,12 +418,13 @@ class HomeTimelineMachine(RuleBasedStateMachine):
 
     # The judgement.
 
-    @rule(size=page_sizes)
-    def everything_settles_and_every_walk_is_exact(self, size: int) -> None:
+    @rule(size=page_sizes, readers_hear=st.booleans())
+    def everything_settles_and_every_walk_is_exact(self, size: int, readers_hear: bool = True) -> None:
+        """`readers_hear`: of authors' modes; if not, what they know, or know that they don't, must do."""
         if self.mesh.valkey.down:
             self.valkey_is_back()
         self.held = []
-        self.run(self.mesh.quiesce())
+        self.run(self.mesh.quiesce(readers_hear=readers_hear))
         self._every_walk_is_exact(size)
         self.run(self.mesh.warm_all())
         self._every_walk_is_exact(size)
