@@ -1,6 +1,7 @@
 """The model test's own Valkey: its rules drop all data."""
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,10 +14,25 @@ from tests.conftest import running_valkey
 from tests.model.machine import World
 
 
+class Complaints(logging.Handler):
+    """Keeps errors that are logged."""
+
+    def __init__(self, complaints: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._complaints = complaints
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._complaints.append(record.getMessage())
+
+
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     with running_valkey(tmp_path) as url, asyncio.Runner() as runner:
-        yield World(runner, url)
+        one = World(runner, url)
+        handler = Complaints(one.complaints)
+        logging.getLogger().addHandler(handler)
+        yield one
+        logging.getLogger().removeHandler(handler)
 
 
 @pytest.fixture

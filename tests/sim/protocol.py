@@ -63,9 +63,9 @@ def relay(w: World, tweet: int) -> Steps:
 # Fan-out: every effect may be repeated, and an event is acknowledged last.
 
 
-def deliver(w: World, position: int) -> Steps:
-    """An event: into the author's own lists, then into the followers', at once or in a task for each bucket."""
-    generation = w.events.generation
+def deliver(w: World, position: int, generation: int) -> Steps:
+    """An event: into the author's own lists, then into the followers', at once or in a task for each bucket.
+    `generation`: of the log when the event was taken."""
     user, tweet = w.events.records[position]
     if not w.rules.ack_after_effects:
         w.events.ack(position, generation)
@@ -118,9 +118,8 @@ def push_bucket(w: World, user: int, bucket: int, tweet: int) -> Generator[str, 
     return True
 
 
-def bucket_task(w: World, position: int) -> Steps:
+def bucket_task(w: World, position: int, generation: int) -> Steps:
     """A part of a delivery; the mode is read again, since the task may be old."""
-    generation = w.tasks.generation
     user, _, bucket, tweet = w.tasks.records[position]
     skips = skips_followers(w, user)
     yield "mode read"
@@ -139,9 +138,8 @@ def publish_drain(w: World, user: int, epoch: int, bucket: int) -> Steps:
     w.graph.drains[user, epoch, bucket].published = life == w.handled_run_id or not w.rules.mark_in_same_life
 
 
-def drain_task(w: World, position: int) -> Steps:
+def drain_task(w: World, position: int, generation: int) -> Steps:
     """Take what followers were not pushed into their lists; also when the epoch is over, after a failover."""
-    generation = w.tasks.generation
     user, epoch, bucket = w.tasks.records[position]
     yield "taken"
     ids, down_to = yield from newest(w, [user], 0, from_lists=not w.rules.drain_from_store)
@@ -438,11 +436,11 @@ def visible(w: World, context: Context, ids: Iterable[int]) -> list[int]:
     return sorted((tweet for tweet in ids if context.sees(w.tweets.author_of.get(tweet))), reverse=True)
 
 
-def read(w: World, reader: Reader, viewer: int, size: int) -> Steps:
+def read(w: World, reader: int, viewer: int, size: int) -> Steps:
     """A first page, with the read-your-write token; in flight it may lag, but not behind what was settled before."""
     token, replied, settled = w.replied_tweet.get(viewer), w.replied_version[viewer], w.settled()
     run_id = w.valkey.run_id
-    context, ids = yield from home_ids(w, reader, viewer)
+    context, ids = yield from home_ids(w, w.readers[reader], viewer)
     items = visible(w, context, ids)
     if token and token not in items[:size]:
         if len(items) > size:

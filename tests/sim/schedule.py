@@ -4,9 +4,8 @@ A schedule is the list of choices, each the number of an option, 0 the plainest:
 same run. `story` tells it.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mesh.timelines.port import author, home
 from tests.sim import protocol
@@ -14,9 +13,9 @@ from tests.sim.rules import Rules
 from tests.sim.world import Choices, Failure, Mode, Steps, World, is_drain
 
 ACTIONS = ("work", "post", "read", "warm", "follow", "unfollow", "hear", "time", "mode", "mute", "evict")
-ACTIONS += ("warm author", "evict author", "failover", "crash")
+ACTIONS += ("warm_author", "evict_author", "failover", "crash")
 WEIGHTS = {"work": (3, 6), "time": (0.3, 1), "mode": (0, 0.3, 1), "hear": (0.3, 1), "evict": (0, 0.3, 1)}
-WEIGHTS |= {"evict author": (0, 0, 0.3), "failover": (0, 0, 0, 0.5), "crash": (0, 0, 1)}
+WEIGHTS |= {"evict_author": (0, 0, 0.3), "failover": (0, 0, 0, 0.5), "crash": (0, 0, 1)}
 """What an action's weight is drawn from, for each seed anew, so that each seed leaves something out."""
 OTHER_WEIGHTS = (0, 0, 1, 1, 3)
 PACES = (0.1, 2, 8)
@@ -25,23 +24,21 @@ STEPS = (20, 40, 80)
 RUNNING_MAX = 6
 WORK_MAX = 1_000
 JUMPS_MS = (2_000, 6_000, 16_000, 21_000, 31_000)
+PAGE_SIZES = (100, 1, 2)
+CHANGES = {"follow", "unfollow", "mute"}
+"""A client waits for their reply, and may retry."""
 
-type_of_start = Callable[[], Steps]
+Name = tuple[str | int, ...]
+"""A function of `protocol.py` and its arguments."""
 
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """`name`: what it does; `start` begins it; `is_change`: a client waits for it, and may retry;
-    `pace`: how readily a seed goes on with it."""
+    """`pace`: how readily a seed goes on with it, for a while."""
 
-    name: tuple[object, ...]
-    start: type_of_start
-    is_change: bool = False
-    pace: float = 0.0
-    steps: Steps = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.steps = self.start()
+    name: Name
+    steps: Steps
+    pace: float = 1.0
 
 
 class Run:
@@ -54,7 +51,7 @@ class Run:
         self._tells = tells
         self._running: list[Process] = []
         """The one that ran last comes first."""
-        self._retries: list[Process] = []
+        self._retries: list[Name] = []
 
     def go(self) -> None:
         """Raises Failure."""
@@ -64,84 +61,90 @@ class Run:
         self.choose.over = True
         if work_first:  # What runs is slower than all the rest.
             self._work()
-        self._finish()
+        while self._running:
+            self._finish(self._running.pop())
+        self._work()
         self._judge()
 
     def _tell(self, *words: object) -> None:
         if self._tells:
             self.story.append(" ".join(map(str, words)))
 
+    # The beginning: some follow each other, have posted, have a list, are pulled.
+
     def _furnish(self) -> None:
-        """Everybody follows, has posted, has a list, is pushed; or not."""
-        w = self.w
+        w, choose = self.w, self.choose
         users = ", ".join(map(str, w.users))
         self._tell(f"users {users}; lists of {w.lists.cap}; log in {'Valkey' if w.log_in_valkey else 'Kafka'}")
-        density = self.choose.random.choice(DENSITIES) if self.choose.random else 1
+        density = choose.random.choice(DENSITIES) if choose.random else 1
         for viewer in w.users:
             for user in w.users:
-                if user != viewer and not self.choose(2, (density, 1)):
-                    self._now("follow", viewer, user)
+                if user != viewer and not choose(2, (density, 1)):
+                    self._do("follow", viewer, user)
         for user in w.users:
-            for _ in range(self.choose(4)):
-                self._now("post", user)
+            for _ in range(choose(4)):
+                self._do("post", user)
         self._work()
         for user in w.users:
-            if not self.choose(2, (2, 1)):
-                self._now("warm", user)
-            if self.choose(2):
-                self._now("warm author", user)
-            if self.choose(2, (2, 1)):
-                w.graph.set_mode(user, Mode.PULL)
-                self._tell("author", user, "→ PULL")
-        w.pass_time(protocol.PULL_AGE_MS)
-        self._hear()
+            if not choose(2, (2, 1)):
+                self._do("warm", user)
+            if choose(2):
+                self._do("warm_author", user)
+            if choose(2, (2, 1)):
+                self._move(user)
+        self._let_readers_know()
         for user in w.users:
-            if w.graph.modes[user].mode is Mode.PULL and self.choose(2):
-                self._now("post", user)
+            if w.graph.modes[user].mode is Mode.PULL and choose(2):
+                self._do("post", user)
         self._work()
-        w.pass_time(protocol.PULL_AGE_MS)
-        self._hear()
+        self._let_readers_know()
 
-    def _hear(self) -> None:
-        for reader in self.w.readers:
-            reader.hear(self.w)
-        self.w.worker_modes = dict(self.w.graph.modes)
+    def _let_readers_know(self) -> None:
+        self.w.pass_time(protocol.PULL_AGE_MS)
+        for which in range(len(self.w.readers) + 1):
+            self._hear(which)
 
-    def _now(self, action: str, *arguments: int) -> None:
-        """Start to end, by itself."""
-        self._to_end(self._process(action, *arguments))
+    def _do(self, *name: str | int) -> None:
+        self._finish(self._process(name))
 
-    def _to_end(self, process: Process) -> None:
-        if process in self._retries:
-            self._retries.remove(process)
-        while self._step(process):
-            pass
+    def _process(self, name: Name) -> Process:
+        action, *arguments = name
+        return Process(name, getattr(protocol, str(action))(self.w, *arguments))
 
-    def _process(self, action: str, *arguments: int) -> Process:
-        function = getattr(protocol, action.replace(" ", "_"))
-        is_change = action in {"follow", "unfollow", "mute"}
-        return Process((action, *arguments), partial(function, self.w, *arguments), is_change)
+    def _finish(self, process: Process) -> None:
+        for did in process.steps:
+            self._tell(*process.name, "→", did)
+        self._tell(*process.name, "ends")
 
-    # Interleaving
+    def _work(self) -> None:
+        """All that is due, one after the other."""
+        for _ in range(WORK_MAX):
+            due = self._due()
+            if not due:
+                return
+            self._take_up(due[0])
+            self._do(*due[0])
+        raise AssertionError("the work doesn't end")
+
+    # The middle
 
     def _interleave(self) -> None:
         weights = self._draw_weights()
         steps = STEPS[self.choose(len(STEPS))]
         while self.choose.left and steps:
             steps -= 1
-            others = len(self._running)
-            option_weights = [process.pace for process in self._running] + weights
-            option = self.choose(others + len(ACTIONS), option_weights)
-            if option < others:
-                self._step(self._running[option])
+            running = len(self._running)
+            option = self.choose(running + len(ACTIONS), [process.pace for process in self._running] + weights)
+            if option < running:
+                self._step(self._running.pop(option))
             else:
-                self._act(ACTIONS[option - others])
+                self._act(ACTIONS[option - running])
 
     def _draw_weights(self) -> list[float]:
         random, focus = self.choose.random, self.choose.focus
+        drawn = [WEIGHTS.get(action, OTHER_WEIGHTS) for action in ACTIONS]
         if random is None:
             return []
-        drawn = [WEIGHTS.get(action, OTHER_WEIGHTS) for action in ACTIONS]
         if focus is None:
             return [random.choice(weights) for weights in drawn]
         return [
@@ -149,22 +152,16 @@ class Run:
             for action, weights in zip(ACTIONS, drawn, strict=True)
         ]
 
-    def _step(self, process: Process) -> bool:
-        """False: it is over."""
-        if process in self._running:
-            self._running.remove(process)
-        try:
-            did = next(process.steps)
-        except StopIteration:
+    def _step(self, process: Process) -> None:
+        did = next(process.steps, None)
+        if did is None:
             self._tell(*process.name, "ends")
-            return False
+            return
         self._tell(*process.name, "→", did)
-        if not self.choose.over:
-            self._running.insert(0, process)
-            random = self.choose.random
-            if random and (not process.pace or random.random() < 0.2):
-                process.pace = random.choice(PACES)
-        return True
+        self._running.insert(0, process)
+        random = self.choose.random
+        if random and random.random() < 0.25:
+            process.pace = random.choice(PACES)
 
     def _act(self, action: str) -> None:
         w, choose = self.w, self.choose
@@ -172,23 +169,22 @@ class Run:
             case "work":
                 if due := self._due():
                     self._start(due[choose(len(due))])
-            case "post" | "warm" | "warm author":
-                self._start(self._process(action, self._user()))
+            case "post" | "warm" | "warm_author":
+                self._start((action, self._user()))
             case "read":
-                self._start(self._reading())
+                self._start((action, choose(len(w.readers)), self._user(), PAGE_SIZES[choose(len(PAGE_SIZES))]))
             case "follow" | "unfollow" | "mute":
                 viewer, user = self._user(), self._user()
-                arguments = (viewer, user, choose(2)) if action == "mute" else (viewer, user)
                 if viewer != user:
-                    self._start(self._process(action, *arguments))
+                    self._start((action, viewer, user, choose(2)) if action == "mute" else (action, viewer, user))
             case "mode":
                 self._move(self._user())
-            case "evict" | "evict author":
+            case "evict" | "evict_author":
                 user = self._user()
                 w.lists.drop(home(user) if action == "evict" else author(user))
-                self._tell("list of", *(("author",) if action != "evict" else ()), user, "evicted")
+                self._tell(action, user)
             case "hear":
-                self._hear_one(choose(3))
+                self._hear(choose(len(w.readers) + 1))
             case "time":
                 jump = JUMPS_MS[choose(len(JUMPS_MS))]
                 w.pass_time(jump)
@@ -201,16 +197,14 @@ class Run:
     def _user(self) -> int:
         return self.w.users[self.choose(len(self.w.users))]
 
-    def _start(self, process: Process) -> None:
+    def _start(self, name: Name) -> None:
         if len(self._running) < RUNNING_MAX:
-            if process in self._retries:
-                self._retries.remove(process)
-            self._step(process)
+            self._take_up(name)
+            self._step(self._process(name))
 
-    def _reading(self) -> Process:
-        at, viewer, size = self.choose(2), self._user(), (100, 1, 2)[self.choose(3)]
-        start = partial(protocol.read, self.w, self.w.readers[at], viewer, size)
-        return Process(("reader", at, "reads", size, "for", viewer), start)
+    def _take_up(self, name: Name) -> None:
+        if name in self._retries:
+            self._retries.remove(name)
 
     def _move(self, user: int) -> None:
         """PUSH → PULL → DRAIN, and DRAIN → PULL. DRAIN → PUSH is up to the drain tasks."""
@@ -218,7 +212,7 @@ class Run:
         self.w.graph.set_mode(user, Mode.DRAIN if is_pulled else Mode.PULL)
         self._tell("author", user, "→", self.w.graph.modes[user].mode.name)
 
-    def _hear_one(self, which: int) -> None:
+    def _hear(self, which: int) -> None:
         if which < len(self.w.readers):
             self.w.readers[which].hear(self.w)
             self._tell("reader", which, "hears whom to pull")
@@ -235,56 +229,31 @@ class Run:
     def _crash(self, process: Process) -> None:
         process.steps.close()
         self._tell(*process.name, "CRASHES")
-        if process.is_change:
+        if process.name[0] in CHANGES:
             if self.choose(2) and process.name[0] != "mute":  # Half a mute must be retried: see its rule.
                 self.w.given_up = True
             else:
-                self._retries.append(Process(process.name, process.start, is_change=True))
+                self._retries.append(process.name)
 
-    # What is due, whoever crashed: read off the durable state
-
-    def _due(self) -> list[Process]:
+    def _due(self) -> list[Name]:
+        """What is to be done, whoever crashed: it is read off what is durable."""
         w = self.w
-        found = [self._process("relay" if self._relays(row) else "sweep", tweet) for tweet, row in self._unpublished()]
-        found += [self._task("deliver", position, w.events.generation) for position in w.events.waiting()]
+        due: list[Name] = []
+        for tweet, row in w.outbox.items():
+            if not row.published:
+                due.append(("relay" if row.done or not w.rules.relay_waits_for_writes else "sweep", tweet))
+        due += [("deliver", position, w.events.generation) for position in w.events.waiting()]
         for position in w.tasks.waiting():
             action = "drain_task" if is_drain(w.tasks.records[position]) else "bucket_task"
-            found.append(self._task(action, position, w.tasks.generation))
-        found += [self._process("publish_drain", *at) for at, drain in w.graph.drains.items() if not drain.published]
+            due.append((action, position, w.tasks.generation))
+        due += [("publish_drain", *at) for at, drain in w.graph.drains.items() if not drain.published]
         if w.handled_run_id != w.valkey.run_id:
-            found.append(self._process("republish" if w.log_in_valkey else "replay"))
-        found += self._retries
+            due.append(("republish" if w.log_in_valkey else "replay",))
+        due += self._retries
         under_way = {process.name for process in self._running}
-        return [process for process in found if process.name not in under_way]
-
-    def _relays(self, row: protocol.OutboxRow) -> bool:
-        return row.done or not self.w.rules.relay_waits_for_writes
-
-    def _unpublished(self) -> list[tuple[int, protocol.OutboxRow]]:
-        return [(tweet, row) for tweet, row in self.w.outbox.items() if not row.published]
-
-    def _task(self, action: str, position: int, generation: int) -> Process:
-        """Its name tells whether it was taken before or after a rewind."""
-        process = self._process(action, position)
-        process.name = (action, position, generation)
-        return process
-
-    def _work(self) -> None:
-        """All that is due, one after the other."""
-        for _ in range(WORK_MAX):
-            due = self._due()
-            if not due:
-                return
-            self._to_end(due[0])
-        raise AssertionError("the work doesn't end")
+        return [name for name in due if name not in under_way]
 
     # The end
-
-    def _finish(self) -> None:
-        """What runs ends, oldest first; then all that is due is done."""
-        while self._running:
-            self._to_end(self._running.pop())
-        self._work()
 
     def _judge(self) -> None:
         """Nothing is in flight, and 2 s passed: every walk is exact. So it is when lists were made and covered."""
@@ -292,26 +261,25 @@ class Run:
         w.pass_time(61_000 if w.given_up else 2_000)
         self._judge_walks()
         w.pass_time(31_000)
-        self._hear()
+        self._let_readers_know()
         for user in w.users:
-            self._now("warm", user)
-            self._now("warm author", user)
+            self._do("warm", user)
+            self._do("warm_author", user)
         self._judge_walks()
 
     def _judge_walks(self) -> None:
         for viewer in self.w.users:
             model = self._model(viewer)
-            for at, reader in enumerate(self.w.readers):
+            for at in range(len(self.w.readers)):
                 walk = self._walk(at, viewer)
                 if walk != model:
                     raise Failure(f"reader {at} gives {viewer} the walk {walk}, not {model}")
-                assert reader.contexts
 
     def _model(self, viewer: int) -> list[int]:
         """Filter all tweets, sort by id."""
         near = {viewer, *(user for user, _ in self.w.graph.followees(viewer))}
         near -= {user for user in self.w.users if (viewer, user) in self.w.graph.mutes}
-        return sorted((t for t, user in self.w.tweets.author_of.items() if user in near), reverse=True)
+        return sorted((tweet for tweet, user in self.w.tweets.author_of.items() if user in near), reverse=True)
 
     def _walk(self, at: int, viewer: int) -> list[int]:
         steps = protocol.home_ids(self.w, self.w.readers[at], viewer)
@@ -323,13 +291,13 @@ class Run:
                 return protocol.visible(self.w, context, ids)
 
 
-def fails(rules: Rules, drawn: Choices) -> tuple[str, list[int]]:
-    """What goes wrong in a run ("": nothing), and the choices that led there."""
+def fails(rules: Rules, choices: Choices) -> str:
+    """What goes wrong in a run; "": nothing."""
     try:
-        Run(rules, drawn).go()
+        Run(rules, choices).go()
     except Failure as failure:
-        return str(failure), drawn.taken
-    return "", drawn.taken
+        return str(failure)
+    return ""
 
 
 def story(rules: Rules, choices: Sequence[int]) -> list[str]:

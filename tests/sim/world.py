@@ -55,7 +55,11 @@ class Choices:
         elif weights is None:
             choice = int(self.random.random() * count)
         else:
-            choice = self.random.choices(range(count), weights)[0]
+            rest = self.random.random() * sum(weights)
+            choice = 0
+            while choice < count - 1 and rest >= weights[choice]:
+                rest -= weights[choice]
+                choice += 1
         self.taken.append(choice)
         return choice
 
