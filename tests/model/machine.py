@@ -124,10 +124,22 @@ class HomeTimelineMachine(RuleBasedStateMachine):
 
     @rule(whom=picks, follows=st.booleans())
     def everybody_follows_or_leaves_someone(self, whom: int, follows: bool) -> None:
-        """So that thresholds are crossed, up and down."""
-        for who in self.model.users:
-            if who != self.user(whom):
-                self._follow_or_unfollow(who, self.user(whom), follows=follows)
+        """So that thresholds are crossed, up and down. One who doesn't leave is left."""
+        others = [user for user in self.model.users if user != self.user(whom)]
+        for who in others if follows else others[1:]:
+            self._follow_or_unfollow(who, self.user(whom), follows=follows)
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule(whom=picks, ms=st.sampled_from([1, 14_000, 21_000]), comes=st.booleans(), readers_hear=st.booleans())
+    def fame_comes_or_goes_overnight(self, whom: int, ms: int, comes: bool, readers_hear: bool) -> None:
+        """From a quiet evening, when everybody's list is made: an author crosses a threshold, time passes, the author
+        posts; and readers have heard of it by the morning, or not yet."""
+        self.everything_settles_and_every_walk_is_exact(3)
+        self.everybody_follows_or_leaves_someone(whom, comes)
+        self.authors_modes_follow_their_counts()
+        self.time_passes(ms)
+        self._post(self.user(whom))
+        self.everything_settles_and_every_walk_is_exact(3, readers_hear=readers_hear)
 
     def _follow_or_unfollow(self, who: int, whom: int, *, follows: bool) -> None:
         act = self.mesh.follow if follows else self.mesh.unfollow

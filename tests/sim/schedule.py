@@ -19,6 +19,8 @@ WEIGHTS |= {"evict_author": (0, 0, 0.3), "failover": (0, 0, 0, 0.5), "crash": (0
 """What an action's weight is drawn from, for each seed anew, so that each seed leaves something out."""
 OTHER_WEIGHTS = (0, 0, 1, 1, 3)
 PACES = (0.1, 2, 8)
+VIEWER_WEIGHTS = (5, 2, 1, 1)
+AUTHOR_WEIGHTS = (1, 5, 2, 2)
 DENSITIES = (0.2, 1, 5)
 STEPS = (20, 40, 80)
 RUNNING_MAX = 6
@@ -169,20 +171,22 @@ class Run:
             case "work":
                 if due := self._due():
                     self._start(due[choose(len(due))])
-            case "post" | "warm" | "warm_author":
-                self._start((action, self._user()))
+            case "post" | "warm_author":
+                self._start((action, self._author()))
+            case "warm":
+                self._start((action, self._viewer()))
             case "read":
-                self._start((action, choose(len(w.readers)), self._user(), PAGE_SIZES[choose(len(PAGE_SIZES))]))
+                self._start((action, choose(len(w.readers)), self._viewer(), PAGE_SIZES[choose(len(PAGE_SIZES))]))
             case "follow" | "unfollow" | "mute":
-                viewer, user = self._user(), self._user()
+                viewer, user = self._viewer(), self._author()
                 if viewer != user:
                     self._start((action, viewer, user, choose(2)) if action == "mute" else (action, viewer, user))
             case "mode":
-                self._move(self._user())
+                self._move(self._author())
             case "evict" | "evict_author":
-                user = self._user()
-                w.lists.drop(home(user) if action == "evict" else author(user))
-                self._tell(action, user)
+                key = home(self._viewer()) if action == "evict" else author(self._author())
+                w.lists.drop(key)
+                self._tell(action, key.owner)
             case "hear":
                 self._hear(choose(len(w.readers) + 1))
             case "time":
@@ -194,8 +198,12 @@ class Run:
             case "crash" if self._running:
                 self._crash(self._running.pop(choose(len(self._running))))
 
-    def _user(self) -> int:
-        return self.w.users[self.choose(len(self.w.users))]
+    def _viewer(self) -> int:
+        """Mostly the same: what goes wrong, goes wrong for one."""
+        return self.w.users[self.choose(len(self.w.users), VIEWER_WEIGHTS[: len(self.w.users)])]
+
+    def _author(self) -> int:
+        return self.w.users[self.choose(len(self.w.users), AUTHOR_WEIGHTS[: len(self.w.users)])]
 
     def _start(self, name: Name) -> None:
         if len(self._running) < RUNNING_MAX:
