@@ -5,16 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROTOS := $(shell cd protos && find starling -name '*.proto' | sort)
-SOURCES := cli docs fanout_svc graph_svc launcher mesh timeline_svc tweet_svc tests
+SOURCES := cli docs drills fanout_svc graph_svc launcher mesh timeline_svc tweet_svc tests
 MODEL_SECONDS ?= 1800
 # What the protos may not break: main, or on main itself the commit before; or `make check BASE=<commit>`.
 BASE ?= $(shell git rev-parse --verify --quiet main | grep -v "^$$(git rev-parse HEAD)$$" || \
 	git rev-parse --verify --quiet HEAD~1 || git rev-parse HEAD)
 
-.PHONY: help setup run test test-long check format gen gen-check lock clean
+.PHONY: help setup run test test-long drill-big-author check format gen gen-check lock clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Set up the virtual environment
 
@@ -37,6 +37,9 @@ test: $(READY) ## Run all tests in parallel
 
 test-long: $(READY) ## Run the model test for MODEL_SECONDS (half an hour unless told otherwise)
 	@STARLING_MODEL_SECONDS=$(MODEL_SECONDS) $(BIN)/pytest -n 2 -m '' tests/model tests/sim --timeout 0 $(PYTEST_ARGS)
+
+drill-big-author: $(READY) ## An author with 60,000 followers posts beside small ones; takes minutes
+	@$(BIN)/python -m drills.big_author
 
 check: $(READY) gen-check ## Formatting, lint, types, protos, generated code
 	@$(BIN)/ruff format --check $(SOURCES)

@@ -1,7 +1,7 @@
 """fanout_svc: wiring, and nothing else."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 
 import grpc
@@ -21,10 +21,9 @@ from mesh.timelines import valkey as valkey_timelines
 from mesh.valkey import Valkey
 from starling.fanout.v1 import fanout_pb2_grpc
 
-_TOPICS = (topics.TWEET_FANOUT, topics.FANOUT_TASKS)
-_SLOW_TOPICS = (topics.FANOUT_TASKS_SLOW,)
-_SLOW_IN_HAND_MAX = 2
-"""Few hands: what may wait must not delay what may not."""
+_HANDS = ((topics.TWEET_FANOUT, IN_HAND_MAX), (topics.FANOUT_TASKS, 2), (topics.FANOUT_TASKS_SLOW, 2))
+"""How many records of each topic a worker has in hand: few of those that are much work, or may wait, so that they don't
+delay the others."""
 
 
 class FanoutConfig(Config):
@@ -51,7 +50,7 @@ class App:
         credentials = principals.Credentials(config.auth_secret.get_secret_value(), principals.service(self.name))
         self._figures = Figures()
         name = process_name()
-        self._consumers = [self._consumer(name, _TOPICS), self._consumer(name, _SLOW_TOPICS)]
+        self._consumers = [self._consumer(name, topic) for topic, _ in _HANDS]
         timelines = valkey_timelines.ValkeyTimelines(self._valkey, clock)
         self._workers = [
             Worker(
@@ -64,13 +63,13 @@ class App:
                 figures=self._figures,
                 in_hand_max=in_hand_max,
             )
-            for consumer, in_hand_max in zip(self._consumers, (IN_HAND_MAX, _SLOW_IN_HAND_MAX), strict=True)
+            for consumer, (_, in_hand_max) in zip(self._consumers, _HANDS, strict=True)
         ]
 
-    def _consumer(self, name: str, of: Sequence[Topic]) -> valkey_streams.StreamsConsumer:
+    def _consumer(self, name: str, topic: Topic) -> valkey_streams.StreamsConsumer:
         return valkey_streams.StreamsConsumer(
             self._valkey,
-            topics=of,
+            topics=[topic],
             group=topics.FANOUT_WORKERS,
             name=name,
             dead_letters=topics.FANOUT_DEAD_LETTERS,

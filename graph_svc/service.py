@@ -40,8 +40,8 @@ _BATCH_MAX = 100
 _EDGES_MAX = 1_000
 _PAGE_MAX = 1_000
 _WATCH_CHUNK = 4_096
-_WATCH_SECONDS = 20.0
-"""A watch ends after so long, before its connection is too old; the reader calls again."""
+_WATCH_SECONDS = 8.0
+"""A watch ends after so long, within the grace that an old connection has; the reader calls again."""
 _WATCH_POLL_SECONDS = 0.5
 _HEARTBEAT_SECONDS = 3.0
 

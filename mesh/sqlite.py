@@ -23,6 +23,7 @@ _QUEUE_MAX = 2_000
 _GROUP_MAX = 256
 _READERS = 2
 _BUSY_MS = 5_000
+_CACHE_KILOBYTES = 16_000
 
 _INTEGER_MAX = (1 << 63) - 1
 
@@ -120,6 +121,7 @@ class Database:
         self._connections.append(connection)
         connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
         connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA cache_size = -{_CACHE_KILOBYTES}")
         connection.execute(f"PRAGMA synchronous = {self._synchronous}")
         return connection
 
