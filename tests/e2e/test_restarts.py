@@ -19,7 +19,7 @@ from tests.e2e.conftest import RunningMesh
 from tests.waiting import eventually
 
 CALLS_PER_SECOND = 50
-CALL_SECONDS = 10.0
+CALL_SECONDS = 30.0
 
 
 async def test_g1_a_call_in_flight_is_finished_before_the_process_ends(running_mesh: RunningMesh) -> None:

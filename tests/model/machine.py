@@ -9,6 +9,7 @@ import itertools
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -36,6 +37,10 @@ SIZES = Sizes(pull_threshold=3)
 _serial = itertools.count()
 
 
+class OutOfTimeError(Exception):
+    """Nothing was found in the time given."""
+
+
 @dataclass
 class World:
     """What all examples of one test share: its own loop, and its own Valkey, which may be emptied."""
@@ -44,6 +49,8 @@ class World:
     valkey_url: str
     libraries: Sequence[str] = ()
     rules_run: int = 0
+    until: float = 0.0
+    """When to give up, on the monotonic clock; 0: never."""
     complaints: list[str] = field(default_factory=list)
     """What services logged as errors: a list that breaks its own rules, say, which they survive."""
 
@@ -72,6 +79,7 @@ class HomeTimelineMachine(RuleBasedStateMachine):
         self.world.complaints.clear()
         self.model = Model()
         self.walks: list[OpenWalk] = []
+        self.written: dict[int, int] = {}
         self.held: list[Record] = []
         self.to_try_again: list[Callable[[], Awaitable[None]]] = []
         self.folder = Path(tempfile.mkdtemp(prefix="starling-model-"))
@@ -83,6 +91,8 @@ class HomeTimelineMachine(RuleBasedStateMachine):
             return await asyncio.wait_for(work, STEP_SECONDS)
 
         self.world.rules_run += 1
+        if self.world.until and time.monotonic() > self.world.until:
+            raise OutOfTimeError
         done = self.world.runner.run(bounded())
         assert not self.world.complaints, self.world.complaints
         return done
@@ -175,6 +185,7 @@ class HomeTimelineMachine(RuleBasedStateMachine):
         answers = self.model.tweets[answered].author if answered else 0
         assert not self.model.tweets or tweet.tweet_id > max(self.model.tweets)
         self.model.tweets[tweet.tweet_id] = ModelTweet(author, text, answers)
+        self.written[author] = tweet.tweet_id
         self._check_first_page(author, must_have=[tweet.tweet_id], written=tweet.tweet_id)
 
     @precondition(lambda self: self.model.tweets)
@@ -216,8 +227,11 @@ class HomeTimelineMachine(RuleBasedStateMachine):
 
     @rule(who=picks, size=page_sizes)
     def someone_reads_the_first_page(self, who: int, size: int) -> None:
+        """With the token of what they wrote last, as clients do."""
         viewer = self.user(who)
-        self._check_page(viewer, self.run(self.mesh.home(viewer, size)), size)
+        written = self.written.get(viewer, 0)
+        self._check_page(viewer, self.run(self.mesh.home(viewer, size, written=written)), size)
+        self._check_first_page(viewer, must_have=[written], written=written)
 
     @rule(who=picks, whom=picks)
     def someone_looks_at_a_profile(self, who: int, whom: int) -> None:

@@ -363,7 +363,9 @@ def warm_author(w: World, user: int) -> Steps:
 def made_from(w: World, context: Context, authors: Iterable[int]) -> list[int]:
     """All of them, whatever the viewer's filters and the authors' modes: those change without a new version."""
     hidden = frozenset() if w.rules.making_ignores_filters else context.muted
-    pulled = {user for user, mode in w.graph.modes.items() if mode.mode is Mode.PULL and user != context.viewer.viewer_id}
+    pulled = {
+        user for user, mode in w.graph.modes.items() if mode.mode is Mode.PULL and user != context.viewer.viewer_id
+    }
     left_out = hidden if w.rules.making_ignores_modes else hidden | pulled
     return [user for user in authors if user not in left_out]
 
@@ -455,7 +457,9 @@ def read(w: World, reader: int, viewer: int, size: int) -> Steps:
         raise Failure(f"reader sees {viewer} at version {context.viewer.version}, {replied} was replied")
     if token and token > end and token not in page:
         raise Failure(f"{viewer} doesn't see their own {token} in {page}")
-    if run_id == w.valkey.run_id and (lacking := [t for t in visible(w, context, settled) if t > end and t not in page]):
+    if run_id == w.valkey.run_id and (
+        lacking := [t for t in visible(w, context, settled) if t > end and t not in page]
+    ):
         raise Failure(f"{viewer}'s page {page} lacks {lacking}, settled before")
 
 

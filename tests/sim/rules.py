@@ -27,7 +27,7 @@ class Rules:
 
     # Making lists
     create_before_store: bool = _rule("Create the list, then read the store (design: list; rule 4)")
-    version_before_rows: bool = _rule("◆ Version read before, or in one read with, the following (design: list; rule 4)")
+    version_before_rows: bool = _rule("◆ Version read before, or in one with, the following (design: list; rule 4)")
     rebuild_takes_own: bool = _rule("◆ A rebuild reads the viewer's own ids, too (design: list)")
     rebuild_from_store: bool = _rule("◆ A rebuild reads the store, not author lists (design: list; rule 4)")
     cover_from_store: bool = _rule("◆ A cover reads the store, not author lists (design: follow; rule 6)")
@@ -43,8 +43,8 @@ class Rules:
     mended_since_is_fresh: bool = _rule("A mended leg gets a fresh `since`, too (design: follow)")
     legs_have_timestamps: bool = _rule("A leg is written with the timestamp of its row (design: follow)")
     bucket_count_first: bool = _rule("The bucket count rises before a new bucket's first row (design: follow)")
-    version_after_mute: bool = _rule("A version counts up with the rows that it vouches for, or later (design: follow)")
-    copy_deleted_after_commit: bool = _rule("A change commits, then deletes the version's copy (design: follow; rule 10)")
+    version_after_mute: bool = _rule("A version counts up with the rows it vouches for, or later (design: follow)")
+    copy_deleted_after_commit: bool = _rule("A change commits, then deletes the copy (design: follow; rule 10)")
     reply_after_copy_deleted: bool = _rule("A change replies when the copy is deleted (design: follow; rule 10)")
     copy_filled_with_lease: bool = _rule("Only a lease's holder fills the version's copy (design: follow; rule 10)")
     copy_names_run_id: bool = _rule("Another primary's copy is a miss (design: follow; rule 11)")
@@ -73,8 +73,8 @@ class Rules:
     rewind_is_committed: bool = _rule("◆ The rewind is committed before the replay starts (design: fan-out)")
     work_in_hand_again: bool = _rule("◆ At a rewind work in hand is taken again (design: fan-out)")
     drain_tasks_again: bool = _rule("◆ Drain tasks acknowledged in that window run again (design: fan-out)")
-    republish_last_hour: bool = _rule("A log that dies with the lists gets the last hour again (design: stores; rule 15)")
-    mark_in_same_life: bool = _rule("Published is marked only in the log's life that it was published in (found here)")
+    republish_last_hour: bool = _rule("A log that dies with lists gets the last hour again (design: stores; rule 15)")
+    mark_in_same_life: bool = _rule("Published is marked in the log's life it was published in (found here)")
 
     # Reading
     own_tweet_on_last_page: bool = _rule("◆ Read-your-write also if the page has no token (design: reading; rule 20)")

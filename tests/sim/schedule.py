@@ -12,9 +12,31 @@ from tests.sim import protocol
 from tests.sim.rules import Rules
 from tests.sim.world import Choices, Failure, Mode, Steps, World, is_drain
 
-ACTIONS = ("work", "post", "read", "warm", "follow", "unfollow", "hear", "time", "mode", "mute", "evict")
+ACTIONS: tuple[str, ...] = (
+    "finish",
+    "work",
+    "all_work",
+    "post",
+    "read",
+    "warm",
+    "follow",
+    "unfollow",
+    "hear",
+    "time",
+    "mode",
+    "mute",
+    "evict",
+)
 ACTIONS += ("warm_author", "evict_author", "failover", "crash")
-WEIGHTS = {"work": (3, 6), "time": (0.3, 1), "mode": (0, 0.3, 1), "hear": (0.3, 1), "evict": (0, 0.3, 1)}
+WEIGHTS = {
+    "work": (3, 6),
+    "all_work": (0, 0.3, 1),
+    "finish": (0, 0.3, 1),
+    "time": (0.3, 1),
+    "mode": (0, 0.3, 1),
+    "hear": (0.3, 1),
+    "evict": (0, 0.3, 1),
+}
 WEIGHTS |= {"evict_author": (0, 0, 0.3), "failover": (0, 0, 0, 0.5), "crash": (0, 0, 1)}
 """What an action's weight is drawn from, for each seed anew, so that each seed leaves something out."""
 OTHER_WEIGHTS = (0, 0, 1, 1, 3)
@@ -22,7 +44,8 @@ PACES = (0.1, 2, 8)
 VIEWER_WEIGHTS = (5, 2, 1, 1)
 AUTHOR_WEIGHTS = (1, 5, 2, 2)
 DENSITIES = (0.2, 1, 5)
-STEPS = (20, 40, 80)
+ALWAYS = {"finish", "work", "all_work"}
+STEPS = (10, 20, 40)
 RUNNING_MAX = 6
 WORK_MAX = 1_000
 JUMPS_MS = (2_000, 6_000, 16_000, 21_000, 31_000)
@@ -79,6 +102,7 @@ class Run:
         users = ", ".join(map(str, w.users))
         self._tell(f"users {users}; lists of {w.lists.cap}; log in {'Valkey' if w.log_in_valkey else 'Kafka'}")
         density = choose.random.choice(DENSITIES) if choose.random else 1
+        pulls = 9 if "pulled" in choose.focus else 0.5
         for viewer in w.users:
             for user in w.users:
                 if user != viewer and not choose(2, (density, 1)):
@@ -90,9 +114,9 @@ class Run:
         for user in w.users:
             if not choose(2, (2, 1)):
                 self._do("warm", user)
-            if choose(2):
+            if choose(2, (1, pulls)):
                 self._do("warm_author", user)
-            if choose(2, (2, 1)):
+            if choose(2, (1, pulls)):
                 self._move(user)
         self._let_readers_know()
         for user in w.users:
@@ -147,10 +171,10 @@ class Run:
         drawn = [WEIGHTS.get(action, OTHER_WEIGHTS) for action in ACTIONS]
         if random is None:
             return []
-        if focus is None:
+        if not focus:
             return [random.choice(weights) for weights in drawn]
         return [
-            random.choice([weight for weight in weights if weight]) if action in focus else 0
+            random.choice([weight for weight in weights if weight]) if action in focus or action in ALWAYS else 0
             for action, weights in zip(ACTIONS, drawn, strict=True)
         ]
 
@@ -171,6 +195,10 @@ class Run:
             case "work":
                 if due := self._due():
                     self._start(due[choose(len(due))])
+            case "all_work":
+                self._work()
+            case "finish" if self._running:
+                self._finish(self._running.pop(choose(len(self._running))))
             case "post" | "warm_author":
                 self._start((action, self._author()))
             case "warm":
@@ -206,9 +234,13 @@ class Run:
         return self.w.users[self.choose(len(self.w.users), AUTHOR_WEIGHTS[: len(self.w.users)])]
 
     def _start(self, name: Name) -> None:
-        if len(self._running) < RUNNING_MAX:
-            self._take_up(name)
+        if len(self._running) == RUNNING_MAX:
+            return
+        self._take_up(name)
+        if self.choose(2, (1, 3)):
             self._step(self._process(name))
+        else:
+            self._do(*name)
 
     def _take_up(self, name: Name) -> None:
         if name in self._retries:

@@ -27,19 +27,17 @@ COPY_LEASE_MS = 5_000
 BUILD_LEASE_MS = 30_000
 
 
-class Failure(Exception):
+class Failure(Exception):  # noqa: N818 - of the promise, not an error of this code
     """The promise is broken."""
 
 
 class Choices:
     """All free choices of a run: drawn from a seed and noted, or replayed. 0 is always the plainest one."""
 
-    def __init__(
-        self, seed: int | None = None, replayed: Sequence[int] = (), focus: Collection[str] | None = None
-    ) -> None:
+    def __init__(self, seed: int | None = None, replayed: Sequence[int] = (), focus: Collection[str] = ()) -> None:
         self.random = Random(seed) if seed is not None else None
         self.focus = focus
-        """Actions that a search confines itself to; None: all."""
+        """Actions that a search confines itself to, and words about the world that it prefers; empty: all."""
         self.taken: list[int] = []
         self._replayed = replayed
         self.over = False
@@ -404,7 +402,7 @@ class World:
         self.choose = choose
         self.now = 1_000_000
         self.log_in_valkey = choose(2) == 1
-        self.users = range(1, 3 + choose(3))
+        self.users = range(1, 3 + choose(3, (9, 1, 1) if "two users" in choose.focus else None))
         self._last_number = 0
         self.valkey = Valkey(self, cap=3 + choose(3), slack=choose(3))
         self.lists = self.valkey.lists
@@ -444,7 +442,9 @@ class World:
         if self.handled_run_id != self.valkey.run_id:
             return set()
         waiting = [self.tasks.records[position] for position in self.tasks.waiting()]
-        draining = {at for at, drain in self.graph.drains.items() if drain.done and (not drain.published or at in waiting)}
+        draining = {
+            at for at, drain in self.graph.drains.items() if drain.done and (not drain.published or at in waiting)
+        }
         in_question = {author for author, _, _ in draining}
         under_way = {tweet for tweet, row in self.outbox.items() if not row.published}
         under_way |= {self.events.records[position][1] for position in self.events.waiting()}
