@@ -13,18 +13,18 @@ from tests.sim.schedule import fails
 from tests.sim.world import Choices
 
 KEPT = Path(__file__).with_name("kept.json")
-SEEDS_MAX = 20_000
+SEEDS_MAX = 100_000
 SHRINKS_MAX = 600
 
-# What a search confines itself to, and what it prefers of the world, where failures are rare.
+# What a search confines itself to, what it prefers of the world, and where processes are slow, where failures are rare.
 FOCUS: dict[str, tuple[str, ...]] = {
     "insert_never_lowers_floor": ("work", "post", "time", "evict", "warm"),
     "push_in_any_state": ("work", "post", "evict", "warm", "read"),
     "finish_needs_token": ("work", "post", "warm", "evict", "two users"),
     "cover_compares_version": ("work", "warm", "follow", "failover"),
     "create_before_store": ("work", "post", "warm", "evict"),
-    "rebuild_from_store": ("work", "post", "mode", "warm", "evict", "two users", "pulled"),
-    "cover_from_store": ("work", "post", "mode", "warm", "follow", "two users", "pulled"),
+    "rebuild_from_store": ("work", "post", "mode", "warm", "evict", "two users", "pulled", "mode read", "write done"),
+    "cover_from_store": ("work", "post", "mode", "warm", "follow", "two users", "pulled", "mode read", "write done"),
     "drain_from_store": ("work", "post", "mode", "two users", "pulled"),
     "followers_leg_first": ("work", "post", "warm", "follow", "crash"),
     "no_batch_across_legs": ("work", "post", "warm", "follow", "crash"),
@@ -35,6 +35,7 @@ FOCUS: dict[str, tuple[str, ...]] = {
     "copy_names_run_id": ("follow", "unfollow", "read", "failover"),
     "modes_before_list": ("work", "read", "mode", "hear"),
     "pull_while_draining": ("work", "read", "mode", "post", "time", "hear"),
+    # None of 500,000 seeds found it: what is kept was composed by hand.
     "complete_drain_checks_epoch": ("work", "post", "mode", "time", "hear", "read", "two users", "pulled"),
     "complete_when_all_drained": ("work", "read", "mode", "hear"),
     "relay_waits_for_writes": ("work", "post", "warm", "evict", "mode", "time"),

@@ -1,7 +1,6 @@
 """The rules of the protocol, each one a switch: what it requires, and where it stands.
 
-With all of them on no interleaving fails. `kept.json` keeps, for a rule, one that fails with it off, once the search
-(`find.py`) has found it. ◆: marked so in the
+With all of them on no interleaving fails; with any one off, one does, and `kept.json` keeps it. ◆: marked so in the
 design. "design: …" names its section, "rule …" is the number in `docs/architecture.md`.
 """
 

@@ -186,7 +186,9 @@ class Run:
         self._tell(*process.name, "→", did)
         self._running.insert(0, process)
         random = self.choose.random
-        if random and random.random() < 0.25:
+        if did in self.choose.focus:
+            process.pace = min(PACES)
+        elif random and random.random() < 0.25:
             process.pace = random.choice(PACES)
 
     def _act(self, action: str) -> None:

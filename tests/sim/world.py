@@ -37,7 +37,8 @@ class Choices:
     def __init__(self, seed: int | None = None, replayed: Sequence[int] = (), focus: Collection[str] = ()) -> None:
         self.random = Random(seed) if seed is not None else None
         self.focus = focus
-        """Actions that a search confines itself to, and words about the world that it prefers; empty: all."""
+        """Actions that a search confines itself to (empty: all), words about the world that it prefers, and points at
+        which a process is to be slow."""
         self.taken: list[int] = []
         self._replayed = replayed
         self.over = False
