@@ -35,7 +35,7 @@ FOCUS: dict[str, tuple[str, ...]] = {
     "copy_names_run_id": ("follow", "unfollow", "read", "failover"),
     "modes_before_list": ("work", "read", "mode", "hear"),
     "pull_while_draining": ("work", "read", "mode", "post", "time", "hear"),
-    # None of 500,000 seeds found it: what is kept was composed by hand.
+    # A long search found none: what is kept was composed by hand.
     "complete_drain_checks_epoch": ("work", "post", "mode", "time", "hear", "read", "two users", "pulled"),
     "complete_when_all_drained": ("work", "read", "mode", "hear"),
     "relay_waits_for_writes": ("work", "post", "warm", "evict", "mode", "time"),
