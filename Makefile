@@ -36,7 +36,7 @@ test: $(READY) ## Run all tests in parallel
 	@$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 test-long: $(READY) ## Run the model test for MODEL_SECONDS (half an hour unless told otherwise)
-	@STARLING_MODEL_SECONDS=$(MODEL_SECONDS) STARLING_SIM_SEEDS=100000 $(BIN)/pytest -n 2 -m '' tests/model tests/sim --timeout 0 $(PYTEST_ARGS)
+	@STARLING_MODEL_SEED=random STARLING_MODEL_SECONDS=$(MODEL_SECONDS) STARLING_SIM_SEEDS=100000 $(BIN)/pytest -n 2 -m '' tests/model tests/sim --timeout 0 $(PYTEST_ARGS)
 
 drill-big-author: $(READY) ## An author with 60,000 followers posts beside small ones; takes minutes
 	@$(BIN)/python -m drills.big_author

@@ -50,6 +50,7 @@ from tweet_svc.relay import Relay
 from tweet_svc.service import ALLOWED as TWEET_ALLOWED
 from tweet_svc.service import TweetService
 from tweet_svc.sqlite import SqliteTweetStore
+from tweet_svc.store import Request, StoredTweet
 
 SECRET = "a secret for tests that is long enough"
 CALL_SECONDS = 10.0
@@ -87,6 +88,10 @@ class Faults:
     between: Callable[[], Awaitable[None]] | None = None
     """What happens, once, in the middle of the next read or making of a list: after `skip` steps of it."""
     skip: int = 0
+
+    hold: asyncio.Event | None = None
+    """The next post gets its id, sets this, and is held before it is committed."""
+    held: list[asyncio.Event] = field(default_factory=list)
 
     async def step(self) -> None:
         if self.between and self.skip == 0:
@@ -166,6 +171,22 @@ class SteppedTweets(Tweets):
             await self.faults.step()
 
 
+class SlowTweetStore(SqliteTweetStore):
+    """Whose commits may wait, so that a smaller id is committed after a greater one."""
+
+    faults: Faults
+
+    async def create_tweet(
+        self, tweet: StoredTweet, request: Request | None, now_ms: int, outbox_max: int
+    ) -> StoredTweet:
+        if self.faults.hold:
+            self.faults.hold.set()
+            self.faults.hold = None
+            self.faults.held.append(asyncio.Event())
+            await self.faults.held[-1].wait()
+        return await super().create_tweet(tweet, request, now_ms, outbox_max)
+
+
 class FaultyPeers(Peers):
     """Whose stream of followers may break half-way."""
 
@@ -208,7 +229,8 @@ class Mesh:
         self.valkey = FaultyValkey(valkey_url, key_prefix=key_prefix, libraries=libraries)
         self.timelines = FaultyTimelines(self.valkey, self.clock, cap=sizes.cap, slack=sizes.slack)
         self.timelines.faults = self.faults
-        self.tweet_store = SqliteTweetStore(folder / "tweets.db", synchronous="OFF")
+        self.tweet_store = SlowTweetStore(folder / "tweets.db", synchronous="OFF")
+        self.tweet_store.faults = self.faults
         self.graph_store = SqliteGraphStore(folder / "graph.db", bucket_size=sizes.bucket_size, synchronous="OFF")
         self.tweet_ids = Snowflakes(self.tweet_store, self.clock, "tweets")
         self.user_ids = Snowflakes(self.graph_store, self.clock, "users")
@@ -353,9 +375,12 @@ class Mesh:
         reply = await self.graph.CreateUser(request, **self.as_(principals.OPERATOR))
         return reply.user.user_id
 
-    async def post(self, author_id: int, text: str = "hello", **fields: Any) -> tweet_pb2.Tweet:
+    async def post(
+        self, author_id: int, text: str = "hello", *, timeout: float = CALL_SECONDS, **fields: Any
+    ) -> tweet_pb2.Tweet:
         request = tweet_pb2.CreateTweetRequest(text=text, **fields)
-        return (await self.tweets.CreateTweet(request, **self.as_(author_id))).tweet
+        reply = await self.tweets.CreateTweet(request, **(self.as_(author_id) | {"timeout": timeout}))
+        return reply.tweet
 
     async def delete(self, author_id: int, tweet_id: int) -> None:
         await self.tweets.DeleteTweet(tweet_pb2.DeleteTweetRequest(tweet_id=tweet_id), **self.as_(author_id))

@@ -27,11 +27,12 @@ from mesh.timelines import port as lists
 from starling.timeline.v1 import timeline_pb2
 from tests.harness import Mesh, Sizes, running_mesh
 from tests.model.reference import Model, ModelTweet
-from timeline_svc.core import catch_up_bound
+from timeline_svc.core import CATCH_UP_MARGIN_MS, catch_up_bound
 
 T = TypeVar("T")
 
 STEP_SECONDS = 20.0
+SLOW_POST_SECONDS = 120.0
 USERS_MAX = 6
 SIZES = Sizes(pull_threshold=3)
 _serial = itertools.count()
@@ -64,6 +65,14 @@ class OpenWalk:
     below: int = 1 << 64
 
 
+@dataclass
+class CatchingUp:
+    """A viewer who held the whole timeline at `since_ms`, and has only caught up since then."""
+
+    since_ms: int
+    held: set[int]
+
+
 picks = st.integers(0, 1_000)
 page_sizes = st.integers(1, 7)
 skips = st.integers(0, 6)
@@ -80,6 +89,9 @@ class HomeTimelineMachine(RuleBasedStateMachine):
         self.model = Model()
         self.walks: list[OpenWalk] = []
         self.written: dict[int, int] = {}
+        self.catching_up: dict[int, CatchingUp] = {}
+        self.slow_posts: list[asyncio.Task[None]] = []
+        self.glimpses: dict[int, set[int]] = {}
         self.held: list[Record] = []
         self.to_try_again: list[Callable[[], Awaitable[None]]] = []
         self.folder = Path(tempfile.mkdtemp(prefix="starling-model-"))
@@ -160,11 +172,15 @@ class HomeTimelineMachine(RuleBasedStateMachine):
             return
         self._tell_readers(lambda: act(who, whom))
         stood = (who, whom) in self.model.follows
+        self._now_follows(who, whom, follows=follows)
+        self._check_first_page(who, must_have=self.model.profile(whom) if follows and not stood else [])
+
+    def _now_follows(self, who: int, whom: int, *, follows: bool) -> None:
         if follows:
             self.model.follows.add((who, whom))
+            self.catching_up.pop(who, None)  # Catch-up brings only the last minute of a new followee.
         else:
             self.model.follows.discard((who, whom))
-        self._check_first_page(who, must_have=self.model.profile(whom) if follows and not stood else [])
 
     @rule(who=picks, lines=st.integers(1, 4))
     def someone_posts(self, who: int, lines: int) -> None:
@@ -183,10 +199,36 @@ class HomeTimelineMachine(RuleBasedStateMachine):
         text = f"tweet {len(self.model.tweets)}"
         tweet = self.run(self.mesh.post(author, text, in_reply_to_tweet_id=answered))
         answers = self.model.tweets[answered].author if answered else 0
-        assert not self.model.tweets or tweet.tweet_id > max(self.model.tweets)
         self.model.tweets[tweet.tweet_id] = ModelTweet(author, text, answers)
         self.written[author] = tweet.tweet_id
         self._check_first_page(author, must_have=[tweet.tweet_id], written=tweet.tweet_id)
+
+    @precondition(lambda self: len(self.slow_posts) < 2)
+    @rule(who=picks)
+    def a_post_takes_its_time(self, who: int) -> None:
+        """It has its id, and is committed after others that have greater ones."""
+        author, text = self.user(who), f"slow tweet {len(self.slow_posts)} of {len(self.model.tweets)}"
+
+        async def post() -> None:
+            tweet = await self.mesh.post(author, text, timeout=SLOW_POST_SECONDS)
+            self.model.tweets[tweet.tweet_id] = ModelTweet(author, text)
+
+        async def begin() -> None:
+            self.mesh.faults.hold = asyncio.Event()
+            self.slow_posts.append(asyncio.create_task(post()))
+            await self.mesh.faults.hold.wait()
+
+        self.run(begin())
+
+    @rule()
+    def slow_posts_are_done(self) -> None:
+        async def finish() -> None:
+            for held in self.mesh.faults.held:
+                held.set()
+            await asyncio.gather(*self.slow_posts)
+
+        self.run(finish())
+        self.mesh.faults.held, self.slow_posts = [], []
 
     @precondition(lambda self: self.model.tweets)
     @rule(what=picks)
@@ -369,18 +411,38 @@ class HomeTimelineMachine(RuleBasedStateMachine):
     ) -> None:
         """What is seen then may be from before or after; the page itself, and all later ones, must be right."""
         viewer = self.user(who)
-        could_see = set(self.model.home(viewer))
         happens = self._something(viewer, self.user(whom), lines, follows)
         self.mesh.faults.between, self.mesh.faults.skip = happens, skip
         page = self.run(self.mesh.home(viewer, size))
         self._let_happen()
-        ids = [item.tweet.tweet_id for item in page.items]
-        assert ids == sorted(set(ids), reverse=True)
-        assert set(ids) <= could_see | set(self.model.home(viewer))
+        self._check_glimpse(viewer, [item.tweet.tweet_id for item in page.items])
         self._check_first_page(viewer, must_have=[])
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule(
+        who=picks, whom=picks, skip=st.integers(0, 20), lines=st.integers(0, 8), follows=st.booleans(), size=page_sizes
+    )
+    def a_lot_happens_while_someone_catches_up(
+        self, who: int, whom: int, skip: int, lines: int, follows: bool, size: int
+    ) -> None:
+        viewer = self.user(who)
+        known = self.catching_up.get(viewer)
+        happens = self._something(viewer, self.user(whom), lines, follows)
+        self.mesh.faults.between, self.mesh.faults.skip = happens, skip
+        came = self.run(self.mesh.walk(viewer, size, newer_than=max(known.held, default=0) if known else 0))
+        self._let_happen()
+        self._check_glimpse(viewer, came)
+        if known:
+            known.held |= set(came)
+
+    def _check_glimpse(self, viewer: int, ids: Sequence[int]) -> None:
+        """What was read while a lot happened: any of it may have been there, or not yet, or no more."""
+        assert list(ids) == sorted(set(ids), reverse=True)
+        assert set(ids) <= self.glimpses.pop(viewer) | set(self.model.home(viewer))
 
     def _something(self, who: int, whom: int, lines: int, follows: bool) -> Callable[[], Awaitable[None]]:
         """Someone posts and all of it is delivered; then a follow changes."""
+        self.glimpses[who] = set(self.model.home(who))
 
         async def happens() -> None:
             for _ in range(lines):
@@ -388,10 +450,10 @@ class HomeTimelineMachine(RuleBasedStateMachine):
                 tweet = await self.mesh.post(whom, text)
                 self.model.tweets[tweet.tweet_id] = ModelTweet(whom, text)
             await self.mesh.deliver_all()
+            self.glimpses[who] |= set(self.model.home(who))
             if who != whom:
                 await (self.mesh.follow if follows else self.mesh.unfollow)(who, whom)
-                change = self.model.follows.add if follows else self.model.follows.discard
-                change((who, whom))
+                self._now_follows(who, whom, follows=follows)
 
         return happens
 
@@ -405,6 +467,8 @@ class HomeTimelineMachine(RuleBasedStateMachine):
 
     @rule(ms=st.sampled_from([1, 5, 1_000, 14_000, 21_000, 31_000, 61_000]))
     def time_passes(self, ms: int) -> None:
+        if ms >= 1_000:
+            self.slow_posts_are_done()  # Their deadline is over.
         self.mesh.clock.advance(ms)
         self.run(self.mesh.renew_leases())
 
@@ -455,7 +519,9 @@ class HomeTimelineMachine(RuleBasedStateMachine):
         if self.mesh.valkey.down:
             self.valkey_is_back()
         self.held = []
+        self.slow_posts_are_done()
         self.run(self.mesh.quiesce(readers_hear=readers_hear))
+        self._who_caught_up_has_all(size)
         self._every_walk_is_exact(size)
         self.run(self.mesh.warm_all())
         self._every_walk_is_exact(size)
@@ -477,3 +543,11 @@ class HomeTimelineMachine(RuleBasedStateMachine):
                 caught_up = self.run(self.mesh.walk(user, size, newer_than=known))
                 assert caught_up == [tweet_id for tweet_id in home if tweet_id >= catch_up_bound(known)]
             assert self.run(self.mesh.profile(user, user, size)) == self.model.profile(user)
+            self.catching_up[user] = CatchingUp(self.mesh.clock.now_ms(), set(home))
+
+    def _who_caught_up_has_all(self, size: int) -> None:
+        """Whatever came in between, in whatever order, after one more catch-up: if deliveries kept within a minute."""
+        for user, known in self.catching_up.items():
+            known.held |= set(self.run(self.mesh.walk(user, size, newer_than=max(known.held, default=0))))
+            if self.mesh.clock.now_ms() - known.since_ms <= CATCH_UP_MARGIN_MS:
+                assert known.held >= set(self.model.home(user))
