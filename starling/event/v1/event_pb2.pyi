@@ -33,6 +33,7 @@ class TweetEvent(_message.Message):
     DELETED_FIELD_NUMBER: _builtins.int
     BUCKET_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    UPDATED_FIELD_NUMBER: _builtins.int
     event_id: _builtins.int
     """Its position in tweet_svc's outbox, for tracing; 0 for tasks."""
     author_id: _builtins.int
@@ -53,6 +54,10 @@ class TweetEvent(_message.Message):
     def drain(self) -> Global___BucketDrain:
         """A part of a big author's way back to being pushed."""
 
+    @_builtins.property
+    def updated(self) -> Global___TweetUpdated:
+        """A tweet was edited."""
+
     def __init__(
         self,
         *,
@@ -62,12 +67,13 @@ class TweetEvent(_message.Message):
         deleted: Global___TweetDeleted | None = ...,
         bucket: Global___BucketDelivery | None = ...,
         drain: Global___BucketDrain | None = ...,
+        updated: Global___TweetUpdated | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "created", b"created", "deleted", b"deleted", "drain", b"drain", "kind", b"kind"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "created", b"created", "deleted", b"deleted", "drain", b"drain", "kind", b"kind", "updated", b"updated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["author_id", b"author_id", "bucket", b"bucket", "created", b"created", "deleted", b"deleted", "drain", b"drain", "event_id", b"event_id", "kind", b"kind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author_id", b"author_id", "bucket", b"bucket", "created", b"created", "deleted", b"deleted", "drain", b"drain", "event_id", b"event_id", "kind", b"kind", "updated", b"updated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["created", "deleted", "bucket", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["created", "deleted", "bucket", "drain", "updated"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -120,6 +126,32 @@ class TweetDeleted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TweetDeleted: _TypeAlias = TweetDeleted  # noqa: Y015
+
+@_typing.final
+class TweetUpdated(_message.Message):
+    """A tweet was edited, and the store says so."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TWEET_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    tweet_id: _builtins.int
+    """The tweet."""
+    version: _builtins.int
+    """Its version with the edit: cached bodies below it go."""
+    def __init__(
+        self,
+        *,
+        tweet_id: _builtins.int = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tweet_id", b"tweet_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TweetUpdated: _TypeAlias = TweetUpdated  # noqa: Y015
 
 @_typing.final
 class BucketDelivery(_message.Message):

@@ -184,3 +184,89 @@ class DelayPercentiles(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DelayPercentiles: _TypeAlias = DelayPercentiles  # noqa: Y015
+
+@_typing.final
+class StreamDeliveriesRequest(_message.Message):
+    """Changes of whom to watch for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDED_VIEWER_IDS_FIELD_NUMBER: _builtins.int
+    REMOVED_VIEWER_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def added_viewer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """From now on."""
+
+    @_builtins.property
+    def removed_viewer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """No more."""
+
+    def __init__(
+        self,
+        *,
+        added_viewer_ids: _abc.Iterable[_builtins.int] | None = ...,
+        removed_viewer_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added_viewer_ids", b"added_viewer_ids", "removed_viewer_ids", b"removed_viewer_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamDeliveriesRequest: _TypeAlias = StreamDeliveriesRequest  # noqa: Y015
+
+@_typing.final
+class StreamDeliveriesResponse(_message.Message):
+    """Deliveries, or that some were left out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELIVERIES_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
+    gap: _builtins.bool
+    """True when deliveries before these were left out: the caller was too slow."""
+    @_builtins.property
+    def deliveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Delivery]:
+        """What was delivered."""
+
+    def __init__(
+        self,
+        *,
+        deliveries: _abc.Iterable[Global___Delivery] | None = ...,
+        gap: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "gap", b"gap"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamDeliveriesResponse: _TypeAlias = StreamDeliveriesResponse  # noqa: Y015
+
+@_typing.final
+class Delivery(_message.Message):
+    """A tweet that came to some of those who are watched for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TWEET_ID_FIELD_NUMBER: _builtins.int
+    VIEWER_IDS_FIELD_NUMBER: _builtins.int
+    tweet_id: _builtins.int
+    """The tweet or retweet."""
+    @_builtins.property
+    def viewer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """To whom."""
+
+    def __init__(
+        self,
+        *,
+        tweet_id: _builtins.int = ...,
+        viewer_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tweet_id", b"tweet_id", "viewer_ids", b"viewer_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Delivery: _TypeAlias = Delivery  # noqa: Y015

@@ -43,6 +43,11 @@ class FanoutServiceStub:
                 request_serializer=starling_dot_fanout_dot_v1_dot_fanout__pb2.GetFanoutStatusRequest.SerializeToString,
                 response_deserializer=starling_dot_fanout_dot_v1_dot_fanout__pb2.GetFanoutStatusResponse.FromString,
                 _registered_method=True)
+        self.StreamDeliveries = channel.stream_stream(
+                '/starling.fanout.v1.FanoutService/StreamDeliveries',
+                request_serializer=starling_dot_fanout_dot_v1_dot_fanout__pb2.StreamDeliveriesRequest.SerializeToString,
+                response_deserializer=starling_dot_fanout_dot_v1_dot_fanout__pb2.StreamDeliveriesResponse.FromString,
+                _registered_method=True)
 
 
 class FanoutServiceServicer:
@@ -59,6 +64,14 @@ class FanoutServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StreamDeliveries(self, request_iterator, context):
+        """What this worker delivers to some viewers, as it does: best effort, nothing is repeated or kept; services only.
+        The caller says whom it watches for, and may change it at any time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FanoutServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -66,6 +79,11 @@ def add_FanoutServiceServicer_to_server(servicer, server):
                     servicer.GetFanoutStatus,
                     request_deserializer=starling_dot_fanout_dot_v1_dot_fanout__pb2.GetFanoutStatusRequest.FromString,
                     response_serializer=starling_dot_fanout_dot_v1_dot_fanout__pb2.GetFanoutStatusResponse.SerializeToString,
+            ),
+            'StreamDeliveries': grpc.stream_stream_rpc_method_handler(
+                    servicer.StreamDeliveries,
+                    request_deserializer=starling_dot_fanout_dot_v1_dot_fanout__pb2.StreamDeliveriesRequest.FromString,
+                    response_serializer=starling_dot_fanout_dot_v1_dot_fanout__pb2.StreamDeliveriesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -99,6 +117,33 @@ class FanoutService:
             '/starling.fanout.v1.FanoutService/GetFanoutStatus',
             starling_dot_fanout_dot_v1_dot_fanout__pb2.GetFanoutStatusRequest.SerializeToString,
             starling_dot_fanout_dot_v1_dot_fanout__pb2.GetFanoutStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamDeliveries(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/starling.fanout.v1.FanoutService/StreamDeliveries',
+            starling_dot_fanout_dot_v1_dot_fanout__pb2.StreamDeliveriesRequest.SerializeToString,
+            starling_dot_fanout_dot_v1_dot_fanout__pb2.StreamDeliveriesResponse.FromString,
             options,
             channel_credentials,
             insecure,

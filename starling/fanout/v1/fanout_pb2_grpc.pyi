@@ -39,6 +39,10 @@ class FanoutServiceStub:
     def __new__(cls, channel: _aio.Channel) -> FanoutServiceAsyncStub: ...
     GetFanoutStatus: _grpc.UnaryUnaryMultiCallable[_fanout_pb2.GetFanoutStatusRequest, _fanout_pb2.GetFanoutStatusResponse]
     """How far behind fan-out is, and what this worker did since it started."""
+    StreamDeliveries: _grpc.StreamStreamMultiCallable[_fanout_pb2.StreamDeliveriesRequest, _fanout_pb2.StreamDeliveriesResponse]
+    """What this worker delivers to some viewers, as it does: best effort, nothing is repeated or kept; services only.
+    The caller says whom it watches for, and may change it at any time.
+    """
 
 @_typing.type_check_only
 class FanoutServiceAsyncStub(FanoutServiceStub):
@@ -51,6 +55,10 @@ class FanoutServiceAsyncStub(FanoutServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetFanoutStatus: _aio.UnaryUnaryMultiCallable[_fanout_pb2.GetFanoutStatusRequest, _fanout_pb2.GetFanoutStatusResponse]  # type: ignore[assignment]
     """How far behind fan-out is, and what this worker did since it started."""
+    StreamDeliveries: _aio.StreamStreamMultiCallable[_fanout_pb2.StreamDeliveriesRequest, _fanout_pb2.StreamDeliveriesResponse]  # type: ignore[assignment]
+    """What this worker delivers to some viewers, as it does: best effort, nothing is repeated or kept; services only.
+    The caller says whom it watches for, and may change it at any time.
+    """
 
 class FanoutServiceServicer(metaclass=_abc_1.ABCMeta):
     """Delivery of tweets into followers' home lists.
@@ -66,5 +74,15 @@ class FanoutServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fanout_pb2.GetFanoutStatusResponse, _abc.Awaitable[_fanout_pb2.GetFanoutStatusResponse]]:
         """How far behind fan-out is, and what this worker did since it started."""
+
+    @_abc_1.abstractmethod
+    def StreamDeliveries(
+        self,
+        request_iterator: _MaybeAsyncIterator[_fanout_pb2.StreamDeliveriesRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_fanout_pb2.StreamDeliveriesResponse], _abc.AsyncIterator[_fanout_pb2.StreamDeliveriesResponse]]:
+        """What this worker delivers to some viewers, as it does: best effort, nothing is repeated or kept; services only.
+        The caller says whom it watches for, and may change it at any time.
+        """
 
 def add_FanoutServiceServicer_to_server(servicer: FanoutServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -611,8 +611,12 @@ class GetViewerContextResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     FOLLOWEE_IDS_FIELD_NUMBER: _builtins.int
     SINCE_FIELD_NUMBER: _builtins.int
+    BLOCKED_IDS_FIELD_NUMBER: _builtins.int
+    MUTED_IDS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """Counts up with each follow and unfollow of this viewer, from 0."""
+    """Counts up with each follow, unfollow, mute and unmute by this viewer, and each block and unblock by or of this
+    viewer, from 0.
+    """
     @_builtins.property
     def followee_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Whom the viewer follows, ascending, at most 5,000."""
@@ -621,16 +625,26 @@ class GetViewerContextResponse(_message.Message):
     def since(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The version at which each of them was followed; as long as followee_ids."""
 
+    @_builtins.property
+    def blocked_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Whom the viewer blocks, ascending, at most 10,000. (Who blocks the viewer has no bound: CheckBlocks.)"""
+
+    @_builtins.property
+    def muted_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Whom the viewer mutes, ascending, at most 10,000."""
+
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         followee_ids: _abc.Iterable[_builtins.int] | None = ...,
         since: _abc.Iterable[_builtins.int] | None = ...,
+        blocked_ids: _abc.Iterable[_builtins.int] | None = ...,
+        muted_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["followee_ids", b"followee_ids", "since", b"since", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked_ids", b"blocked_ids", "followee_ids", b"followee_ids", "muted_ids", b"muted_ids", "since", b"since", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -668,6 +682,7 @@ class GetAuthorModeResponse(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     AGE_SECONDS_FIELD_NUMBER: _builtins.int
     BUCKET_COUNT_FIELD_NUMBER: _builtins.int
+    SLOW_FIELD_NUMBER: _builtins.int
     mode: Global___AuthorMode.ValueType
     """Never unspecified."""
     epoch: _builtins.int
@@ -676,6 +691,8 @@ class GetAuthorModeResponse(_message.Message):
     """How long ago the mode began, seconds, by graph_svc's clock."""
     bucket_count: _builtins.int
     """Buckets of followers, at least 1; never falls."""
+    slow: _builtins.bool
+    """Fan-out is behind: bucket tasks of this author go to the slow topic."""
     def __init__(
         self,
         *,
@@ -683,10 +700,11 @@ class GetAuthorModeResponse(_message.Message):
         epoch: _builtins.int = ...,
         age_seconds: _builtins.float = ...,
         bucket_count: _builtins.int = ...,
+        slow: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "bucket_count", b"bucket_count", "epoch", b"epoch", "mode", b"mode"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "bucket_count", b"bucket_count", "epoch", b"epoch", "mode", b"mode", "slow", b"slow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -862,16 +880,22 @@ class FanoutPolicy(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PULL_THRESHOLD_FIELD_NUMBER: _builtins.int
+    PULL_THRESHOLD_MIN_FIELD_NUMBER: _builtins.int
     pull_threshold: _builtins.int
     """Authors with so many followers are pulled, 2 to 1,000,000,000; they are pushed again below 80 % of it."""
+    pull_threshold_min: _builtins.int
+    """While fan-out is behind, the threshold in force falls step by step, for authors who post, but not below this one;
+    0: 10,000, or pull_threshold if that is lower. The same as pull_threshold: it never falls.
+    """
     def __init__(
         self,
         *,
         pull_threshold: _builtins.int = ...,
+        pull_threshold_min: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["pull_threshold", b"pull_threshold"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pull_threshold", b"pull_threshold", "pull_threshold_min", b"pull_threshold_min"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -901,22 +925,62 @@ class GetFanoutPolicyResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     POLICY_FIELD_NUMBER: _builtins.int
+    PRESSURE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def policy(self) -> Global___FanoutPolicy:
         """Always set."""
+
+    @_builtins.property
+    def pressure(self) -> Global___FanoutPressure:
+        """What the lag of fan-out has made of it."""
 
     def __init__(
         self,
         *,
         policy: Global___FanoutPolicy | None = ...,
+        pressure: Global___FanoutPressure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "pressure", b"pressure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "pressure", b"pressure"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetFanoutPolicyResponse: _TypeAlias = GetFanoutPolicyResponse  # noqa: Y015
+
+@_typing.final
+class FanoutPressure(_message.Message):
+    """How far behind fan-out is, and what is done about it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAG_SECONDS_FIELD_NUMBER: _builtins.int
+    BIG_TASKS_SLOW_FIELD_NUMBER: _builtins.int
+    PULL_THRESHOLD_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    lag_seconds: _builtins.float
+    """Age of the oldest event not delivered, seconds."""
+    big_tasks_slow: _builtins.bool
+    """Big authors' tasks go to the slow topic."""
+    pull_threshold: _builtins.int
+    """The threshold in force now."""
+    changes: _builtins.int
+    """How often it has been changed by lag."""
+    def __init__(
+        self,
+        *,
+        lag_seconds: _builtins.float = ...,
+        big_tasks_slow: _builtins.bool = ...,
+        pull_threshold: _builtins.int = ...,
+        changes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["big_tasks_slow", b"big_tasks_slow", "changes", b"changes", "lag_seconds", b"lag_seconds", "pull_threshold", b"pull_threshold"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FanoutPressure: _TypeAlias = FanoutPressure  # noqa: Y015
 
 @_typing.final
 class UpdateFanoutPolicyRequest(_message.Message):
@@ -965,3 +1029,345 @@ class UpdateFanoutPolicyResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___UpdateFanoutPolicyResponse: _TypeAlias = UpdateFanoutPolicyResponse  # noqa: Y015
+
+@_typing.final
+class BlockRequest(_message.Message):
+    """Whom to block."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_ID_FIELD_NUMBER: _builtins.int
+    user_id: _builtins.int
+    """Required; not the caller."""
+    def __init__(
+        self,
+        *,
+        user_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockRequest: _TypeAlias = BlockRequest  # noqa: Y015
+
+@_typing.final
+class BlockResponse(_message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGED_FIELD_NUMBER: _builtins.int
+    changed: _builtins.bool
+    """True when this call made it, false when it stood before."""
+    def __init__(
+        self,
+        *,
+        changed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockResponse: _TypeAlias = BlockResponse  # noqa: Y015
+
+@_typing.final
+class UnblockRequest(_message.Message):
+    """Whom to block no more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_ID_FIELD_NUMBER: _builtins.int
+    user_id: _builtins.int
+    """Required; not the caller."""
+    def __init__(
+        self,
+        *,
+        user_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnblockRequest: _TypeAlias = UnblockRequest  # noqa: Y015
+
+@_typing.final
+class UnblockResponse(_message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGED_FIELD_NUMBER: _builtins.int
+    changed: _builtins.bool
+    """True when this call ended it, false when there was none."""
+    def __init__(
+        self,
+        *,
+        changed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnblockResponse: _TypeAlias = UnblockResponse  # noqa: Y015
+
+@_typing.final
+class MuteRequest(_message.Message):
+    """Whom to hide."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_ID_FIELD_NUMBER: _builtins.int
+    user_id: _builtins.int
+    """Required; not the caller."""
+    def __init__(
+        self,
+        *,
+        user_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MuteRequest: _TypeAlias = MuteRequest  # noqa: Y015
+
+@_typing.final
+class MuteResponse(_message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGED_FIELD_NUMBER: _builtins.int
+    changed: _builtins.bool
+    """True when this call made it, false when it stood before."""
+    def __init__(
+        self,
+        *,
+        changed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MuteResponse: _TypeAlias = MuteResponse  # noqa: Y015
+
+@_typing.final
+class UnmuteRequest(_message.Message):
+    """Whom to hide no more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_ID_FIELD_NUMBER: _builtins.int
+    user_id: _builtins.int
+    """Required; not the caller."""
+    def __init__(
+        self,
+        *,
+        user_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnmuteRequest: _TypeAlias = UnmuteRequest  # noqa: Y015
+
+@_typing.final
+class UnmuteResponse(_message.Message):
+    """What became of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGED_FIELD_NUMBER: _builtins.int
+    changed: _builtins.bool
+    """True when this call ended it, false when there was none."""
+    def __init__(
+        self,
+        *,
+        changed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnmuteResponse: _TypeAlias = UnmuteResponse  # noqa: Y015
+
+@_typing.final
+class ListBlockedRequest(_message.Message):
+    """A page of blocked accounts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """0: 20; above 1,000: 1,000; negative: INVALID_ARGUMENT."""
+    page_token: _builtins.str
+    """From the page before; empty: the first page."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListBlockedRequest: _TypeAlias = ListBlockedRequest  # noqa: Y015
+
+@_typing.final
+class ListBlockedResponse(_message.Message):
+    """A page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_IDS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page, and only there."""
+    @_builtins.property
+    def user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ascending ids."""
+
+    def __init__(
+        self,
+        *,
+        user_ids: _abc.Iterable[_builtins.int] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "user_ids", b"user_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListBlockedResponse: _TypeAlias = ListBlockedResponse  # noqa: Y015
+
+@_typing.final
+class ListMutedRequest(_message.Message):
+    """A page of muted accounts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """0: 20; above 1,000: 1,000; negative: INVALID_ARGUMENT."""
+    page_token: _builtins.str
+    """From the page before; empty: the first page."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListMutedRequest: _TypeAlias = ListMutedRequest  # noqa: Y015
+
+@_typing.final
+class ListMutedResponse(_message.Message):
+    """A page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_IDS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page, and only there."""
+    @_builtins.property
+    def user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ascending ids."""
+
+    def __init__(
+        self,
+        *,
+        user_ids: _abc.Iterable[_builtins.int] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "user_ids", b"user_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListMutedResponse: _TypeAlias = ListMutedResponse  # noqa: Y015
+
+@_typing.final
+class CheckBlocksRequest(_message.Message):
+    """One user, and others."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_ID_FIELD_NUMBER: _builtins.int
+    OTHER_IDS_FIELD_NUMBER: _builtins.int
+    user_id: _builtins.int
+    """Required."""
+    @_builtins.property
+    def other_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """1 to 1,000."""
+
+    def __init__(
+        self,
+        *,
+        user_id: _builtins.int = ...,
+        other_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["other_ids", b"other_ids", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckBlocksRequest: _TypeAlias = CheckBlocksRequest  # noqa: Y015
+
+@_typing.final
+class CheckBlocksResponse(_message.Message):
+    """Blocks between them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKED_BY_IDS_FIELD_NUMBER: _builtins.int
+    BLOCKED_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def blocked_by_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of the others who block the user."""
+
+    @_builtins.property
+    def blocked_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of the others whom the user blocks."""
+
+    def __init__(
+        self,
+        *,
+        blocked_by_ids: _abc.Iterable[_builtins.int] | None = ...,
+        blocked_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked_by_ids", b"blocked_by_ids", "blocked_ids", b"blocked_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckBlocksResponse: _TypeAlias = CheckBlocksResponse  # noqa: Y015

@@ -63,6 +63,41 @@ class GraphServiceStub:
                 request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.UnfollowRequest.SerializeToString,
                 response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.UnfollowResponse.FromString,
                 _registered_method=True)
+        self.Block = channel.unary_unary(
+                '/starling.graph.v1.GraphService/Block',
+                request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.BlockRequest.SerializeToString,
+                response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.BlockResponse.FromString,
+                _registered_method=True)
+        self.Unblock = channel.unary_unary(
+                '/starling.graph.v1.GraphService/Unblock',
+                request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.UnblockRequest.SerializeToString,
+                response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.UnblockResponse.FromString,
+                _registered_method=True)
+        self.Mute = channel.unary_unary(
+                '/starling.graph.v1.GraphService/Mute',
+                request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.MuteRequest.SerializeToString,
+                response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.MuteResponse.FromString,
+                _registered_method=True)
+        self.Unmute = channel.unary_unary(
+                '/starling.graph.v1.GraphService/Unmute',
+                request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.UnmuteRequest.SerializeToString,
+                response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.UnmuteResponse.FromString,
+                _registered_method=True)
+        self.ListBlocked = channel.unary_unary(
+                '/starling.graph.v1.GraphService/ListBlocked',
+                request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.ListBlockedRequest.SerializeToString,
+                response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.ListBlockedResponse.FromString,
+                _registered_method=True)
+        self.ListMuted = channel.unary_unary(
+                '/starling.graph.v1.GraphService/ListMuted',
+                request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.ListMutedRequest.SerializeToString,
+                response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.ListMutedResponse.FromString,
+                _registered_method=True)
+        self.CheckBlocks = channel.unary_unary(
+                '/starling.graph.v1.GraphService/CheckBlocks',
+                request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.CheckBlocksRequest.SerializeToString,
+                response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.CheckBlocksResponse.FromString,
+                _registered_method=True)
         self.ImportFollows = channel.stream_stream(
                 '/starling.graph.v1.GraphService/ImportFollows',
                 request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.ImportFollowsRequest.SerializeToString,
@@ -147,7 +182,7 @@ class GraphServiceServicer:
     def Follow(self, request, context):
         """The calling user follows another, from the very next read on. Following again changes nothing.
         Errors: NOT_FOUND (USER_NOT_FOUND), INVALID_ARGUMENT for oneself, FAILED_PRECONDITION
-        (FOLLOW_LIMIT_REACHED) beyond 5,000, UNAVAILABLE when the change could not be made known to
+        (FOLLOW_LIMIT_REACHED) beyond 5,000, PERMISSION_DENIED (BLOCKED) when one of the two blocks the other, UNAVAILABLE when the change could not be made known to
         readers (it may be in force; the retry completes it).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -157,6 +192,58 @@ class GraphServiceServicer:
     def Unfollow(self, request, context):
         """The calling user follows another no more, from the very next read on. Again: changes nothing.
         Errors as for Follow.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Block(self, request, context):
+        """The calling user blocks another: from the very next read on neither sees anything of the other in a home
+        timeline, follows between them end, and new ones are refused, as are replies, quotes, retweets and likes.
+        Blocking again changes nothing. Errors: as for Follow; FAILED_PRECONDITION (BLOCK_LIMIT_REACHED) beyond 10,000.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unblock(self, request, context):
+        """The calling user blocks another no more; follows that the block ended don't come back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Mute(self, request, context):
+        """The calling user hides another from their home timeline, from the very next read on, retweets of them
+        included; follows stay. Again: changes nothing. FAILED_PRECONDITION (MUTE_LIMIT_REACHED) beyond 10,000.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unmute(self, request, context):
+        """The calling user hides another no more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListBlocked(self, request, context):
+        """Whom the calling user blocks, in the order of their ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListMuted(self, request, context):
+        """Whom the calling user mutes, in the order of their ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckBlocks(self, request, context):
+        """Which of some users block a user, or are blocked; read afresh from the store; services only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -266,6 +353,41 @@ def add_GraphServiceServicer_to_server(servicer, server):
                     servicer.Unfollow,
                     request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.UnfollowRequest.FromString,
                     response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.UnfollowResponse.SerializeToString,
+            ),
+            'Block': grpc.unary_unary_rpc_method_handler(
+                    servicer.Block,
+                    request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.BlockRequest.FromString,
+                    response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.BlockResponse.SerializeToString,
+            ),
+            'Unblock': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unblock,
+                    request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.UnblockRequest.FromString,
+                    response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.UnblockResponse.SerializeToString,
+            ),
+            'Mute': grpc.unary_unary_rpc_method_handler(
+                    servicer.Mute,
+                    request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.MuteRequest.FromString,
+                    response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.MuteResponse.SerializeToString,
+            ),
+            'Unmute': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unmute,
+                    request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.UnmuteRequest.FromString,
+                    response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.UnmuteResponse.SerializeToString,
+            ),
+            'ListBlocked': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListBlocked,
+                    request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.ListBlockedRequest.FromString,
+                    response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.ListBlockedResponse.SerializeToString,
+            ),
+            'ListMuted': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListMuted,
+                    request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.ListMutedRequest.FromString,
+                    response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.ListMutedResponse.SerializeToString,
+            ),
+            'CheckBlocks': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckBlocks,
+                    request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.CheckBlocksRequest.FromString,
+                    response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.CheckBlocksResponse.SerializeToString,
             ),
             'ImportFollows': grpc.stream_stream_rpc_method_handler(
                     servicer.ImportFollows,
@@ -457,6 +579,195 @@ class GraphService:
             '/starling.graph.v1.GraphService/Unfollow',
             starling_dot_graph_dot_v1_dot_graph__pb2.UnfollowRequest.SerializeToString,
             starling_dot_graph_dot_v1_dot_graph__pb2.UnfollowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Block(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.graph.v1.GraphService/Block',
+            starling_dot_graph_dot_v1_dot_graph__pb2.BlockRequest.SerializeToString,
+            starling_dot_graph_dot_v1_dot_graph__pb2.BlockResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unblock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.graph.v1.GraphService/Unblock',
+            starling_dot_graph_dot_v1_dot_graph__pb2.UnblockRequest.SerializeToString,
+            starling_dot_graph_dot_v1_dot_graph__pb2.UnblockResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Mute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.graph.v1.GraphService/Mute',
+            starling_dot_graph_dot_v1_dot_graph__pb2.MuteRequest.SerializeToString,
+            starling_dot_graph_dot_v1_dot_graph__pb2.MuteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unmute(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.graph.v1.GraphService/Unmute',
+            starling_dot_graph_dot_v1_dot_graph__pb2.UnmuteRequest.SerializeToString,
+            starling_dot_graph_dot_v1_dot_graph__pb2.UnmuteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListBlocked(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.graph.v1.GraphService/ListBlocked',
+            starling_dot_graph_dot_v1_dot_graph__pb2.ListBlockedRequest.SerializeToString,
+            starling_dot_graph_dot_v1_dot_graph__pb2.ListBlockedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListMuted(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.graph.v1.GraphService/ListMuted',
+            starling_dot_graph_dot_v1_dot_graph__pb2.ListMutedRequest.SerializeToString,
+            starling_dot_graph_dot_v1_dot_graph__pb2.ListMutedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckBlocks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.graph.v1.GraphService/CheckBlocks',
+            starling_dot_graph_dot_v1_dot_graph__pb2.CheckBlocksRequest.SerializeToString,
+            starling_dot_graph_dot_v1_dot_graph__pb2.CheckBlocksResponse.FromString,
             options,
             channel_credentials,
             insecure,

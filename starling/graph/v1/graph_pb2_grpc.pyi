@@ -48,13 +48,32 @@ class GraphServiceStub:
     Follow: _grpc.UnaryUnaryMultiCallable[_graph_pb2.FollowRequest, _graph_pb2.FollowResponse]
     """The calling user follows another, from the very next read on. Following again changes nothing.
     Errors: NOT_FOUND (USER_NOT_FOUND), INVALID_ARGUMENT for oneself, FAILED_PRECONDITION
-    (FOLLOW_LIMIT_REACHED) beyond 5,000, UNAVAILABLE when the change could not be made known to
+    (FOLLOW_LIMIT_REACHED) beyond 5,000, PERMISSION_DENIED (BLOCKED) when one of the two blocks the other, UNAVAILABLE when the change could not be made known to
     readers (it may be in force; the retry completes it).
     """
     Unfollow: _grpc.UnaryUnaryMultiCallable[_graph_pb2.UnfollowRequest, _graph_pb2.UnfollowResponse]
     """The calling user follows another no more, from the very next read on. Again: changes nothing.
     Errors as for Follow.
     """
+    Block: _grpc.UnaryUnaryMultiCallable[_graph_pb2.BlockRequest, _graph_pb2.BlockResponse]
+    """The calling user blocks another: from the very next read on neither sees anything of the other in a home
+    timeline, follows between them end, and new ones are refused, as are replies, quotes, retweets and likes.
+    Blocking again changes nothing. Errors: as for Follow; FAILED_PRECONDITION (BLOCK_LIMIT_REACHED) beyond 10,000.
+    """
+    Unblock: _grpc.UnaryUnaryMultiCallable[_graph_pb2.UnblockRequest, _graph_pb2.UnblockResponse]
+    """The calling user blocks another no more; follows that the block ended don't come back."""
+    Mute: _grpc.UnaryUnaryMultiCallable[_graph_pb2.MuteRequest, _graph_pb2.MuteResponse]
+    """The calling user hides another from their home timeline, from the very next read on, retweets of them
+    included; follows stay. Again: changes nothing. FAILED_PRECONDITION (MUTE_LIMIT_REACHED) beyond 10,000.
+    """
+    Unmute: _grpc.UnaryUnaryMultiCallable[_graph_pb2.UnmuteRequest, _graph_pb2.UnmuteResponse]
+    """The calling user hides another no more."""
+    ListBlocked: _grpc.UnaryUnaryMultiCallable[_graph_pb2.ListBlockedRequest, _graph_pb2.ListBlockedResponse]
+    """Whom the calling user blocks, in the order of their ids."""
+    ListMuted: _grpc.UnaryUnaryMultiCallable[_graph_pb2.ListMutedRequest, _graph_pb2.ListMutedResponse]
+    """Whom the calling user mutes, in the order of their ids."""
+    CheckBlocks: _grpc.UnaryUnaryMultiCallable[_graph_pb2.CheckBlocksRequest, _graph_pb2.CheckBlocksResponse]
+    """Which of some users block a user, or are blocked; read afresh from the store; services only."""
     ImportFollows: _grpc.StreamStreamMultiCallable[_graph_pb2.ImportFollowsRequest, _graph_pb2.ImportFollowsResponse]
     """Many follows at once, in any order; operators only (import of a graph). Each request is one
     transaction, answered by one response; a repeat changes nothing. An edge that Follow would refuse
@@ -108,13 +127,32 @@ class GraphServiceAsyncStub(GraphServiceStub):
     Follow: _aio.UnaryUnaryMultiCallable[_graph_pb2.FollowRequest, _graph_pb2.FollowResponse]  # type: ignore[assignment]
     """The calling user follows another, from the very next read on. Following again changes nothing.
     Errors: NOT_FOUND (USER_NOT_FOUND), INVALID_ARGUMENT for oneself, FAILED_PRECONDITION
-    (FOLLOW_LIMIT_REACHED) beyond 5,000, UNAVAILABLE when the change could not be made known to
+    (FOLLOW_LIMIT_REACHED) beyond 5,000, PERMISSION_DENIED (BLOCKED) when one of the two blocks the other, UNAVAILABLE when the change could not be made known to
     readers (it may be in force; the retry completes it).
     """
     Unfollow: _aio.UnaryUnaryMultiCallable[_graph_pb2.UnfollowRequest, _graph_pb2.UnfollowResponse]  # type: ignore[assignment]
     """The calling user follows another no more, from the very next read on. Again: changes nothing.
     Errors as for Follow.
     """
+    Block: _aio.UnaryUnaryMultiCallable[_graph_pb2.BlockRequest, _graph_pb2.BlockResponse]  # type: ignore[assignment]
+    """The calling user blocks another: from the very next read on neither sees anything of the other in a home
+    timeline, follows between them end, and new ones are refused, as are replies, quotes, retweets and likes.
+    Blocking again changes nothing. Errors: as for Follow; FAILED_PRECONDITION (BLOCK_LIMIT_REACHED) beyond 10,000.
+    """
+    Unblock: _aio.UnaryUnaryMultiCallable[_graph_pb2.UnblockRequest, _graph_pb2.UnblockResponse]  # type: ignore[assignment]
+    """The calling user blocks another no more; follows that the block ended don't come back."""
+    Mute: _aio.UnaryUnaryMultiCallable[_graph_pb2.MuteRequest, _graph_pb2.MuteResponse]  # type: ignore[assignment]
+    """The calling user hides another from their home timeline, from the very next read on, retweets of them
+    included; follows stay. Again: changes nothing. FAILED_PRECONDITION (MUTE_LIMIT_REACHED) beyond 10,000.
+    """
+    Unmute: _aio.UnaryUnaryMultiCallable[_graph_pb2.UnmuteRequest, _graph_pb2.UnmuteResponse]  # type: ignore[assignment]
+    """The calling user hides another no more."""
+    ListBlocked: _aio.UnaryUnaryMultiCallable[_graph_pb2.ListBlockedRequest, _graph_pb2.ListBlockedResponse]  # type: ignore[assignment]
+    """Whom the calling user blocks, in the order of their ids."""
+    ListMuted: _aio.UnaryUnaryMultiCallable[_graph_pb2.ListMutedRequest, _graph_pb2.ListMutedResponse]  # type: ignore[assignment]
+    """Whom the calling user mutes, in the order of their ids."""
+    CheckBlocks: _aio.UnaryUnaryMultiCallable[_graph_pb2.CheckBlocksRequest, _graph_pb2.CheckBlocksResponse]  # type: ignore[assignment]
+    """Which of some users block a user, or are blocked; read afresh from the store; services only."""
     ImportFollows: _aio.StreamStreamMultiCallable[_graph_pb2.ImportFollowsRequest, _graph_pb2.ImportFollowsResponse]  # type: ignore[assignment]
     """Many follows at once, in any order; operators only (import of a graph). Each request is one
     transaction, answered by one response; a repeat changes nothing. An edge that Follow would refuse
@@ -189,7 +227,7 @@ class GraphServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_graph_pb2.FollowResponse, _abc.Awaitable[_graph_pb2.FollowResponse]]:
         """The calling user follows another, from the very next read on. Following again changes nothing.
         Errors: NOT_FOUND (USER_NOT_FOUND), INVALID_ARGUMENT for oneself, FAILED_PRECONDITION
-        (FOLLOW_LIMIT_REACHED) beyond 5,000, UNAVAILABLE when the change could not be made known to
+        (FOLLOW_LIMIT_REACHED) beyond 5,000, PERMISSION_DENIED (BLOCKED) when one of the two blocks the other, UNAVAILABLE when the change could not be made known to
         readers (it may be in force; the retry completes it).
         """
 
@@ -202,6 +240,67 @@ class GraphServiceServicer(metaclass=_abc_1.ABCMeta):
         """The calling user follows another no more, from the very next read on. Again: changes nothing.
         Errors as for Follow.
         """
+
+    @_abc_1.abstractmethod
+    def Block(
+        self,
+        request: _graph_pb2.BlockRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.BlockResponse, _abc.Awaitable[_graph_pb2.BlockResponse]]:
+        """The calling user blocks another: from the very next read on neither sees anything of the other in a home
+        timeline, follows between them end, and new ones are refused, as are replies, quotes, retweets and likes.
+        Blocking again changes nothing. Errors: as for Follow; FAILED_PRECONDITION (BLOCK_LIMIT_REACHED) beyond 10,000.
+        """
+
+    @_abc_1.abstractmethod
+    def Unblock(
+        self,
+        request: _graph_pb2.UnblockRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.UnblockResponse, _abc.Awaitable[_graph_pb2.UnblockResponse]]:
+        """The calling user blocks another no more; follows that the block ended don't come back."""
+
+    @_abc_1.abstractmethod
+    def Mute(
+        self,
+        request: _graph_pb2.MuteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.MuteResponse, _abc.Awaitable[_graph_pb2.MuteResponse]]:
+        """The calling user hides another from their home timeline, from the very next read on, retweets of them
+        included; follows stay. Again: changes nothing. FAILED_PRECONDITION (MUTE_LIMIT_REACHED) beyond 10,000.
+        """
+
+    @_abc_1.abstractmethod
+    def Unmute(
+        self,
+        request: _graph_pb2.UnmuteRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.UnmuteResponse, _abc.Awaitable[_graph_pb2.UnmuteResponse]]:
+        """The calling user hides another no more."""
+
+    @_abc_1.abstractmethod
+    def ListBlocked(
+        self,
+        request: _graph_pb2.ListBlockedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.ListBlockedResponse, _abc.Awaitable[_graph_pb2.ListBlockedResponse]]:
+        """Whom the calling user blocks, in the order of their ids."""
+
+    @_abc_1.abstractmethod
+    def ListMuted(
+        self,
+        request: _graph_pb2.ListMutedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.ListMutedResponse, _abc.Awaitable[_graph_pb2.ListMutedResponse]]:
+        """Whom the calling user mutes, in the order of their ids."""
+
+    @_abc_1.abstractmethod
+    def CheckBlocks(
+        self,
+        request: _graph_pb2.CheckBlocksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.CheckBlocksResponse, _abc.Awaitable[_graph_pb2.CheckBlocksResponse]]:
+        """Which of some users block a user, or are blocked; read afresh from the store; services only."""
 
     @_abc_1.abstractmethod
     def ImportFollows(

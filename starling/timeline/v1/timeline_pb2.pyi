@@ -70,7 +70,7 @@ class ListHomeTimelineResponse(_message.Message):
     """Empty on the last page, and only there."""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___HomeTimelineItem]:
-        """Strictly descending by tweet id."""
+        """Strictly descending by item id."""
 
     def __init__(
         self,
@@ -94,27 +94,77 @@ class HomeTimelineItem(_message.Message):
 
     TWEET_FIELD_NUMBER: _builtins.int
     AUTHOR_FIELD_NUMBER: _builtins.int
+    ITEM_ID_FIELD_NUMBER: _builtins.int
+    RETWEETED_BY_FIELD_NUMBER: _builtins.int
+    REFERENCES_FIELD_NUMBER: _builtins.int
+    item_id: _builtins.int
+    """Its place: the tweet's id, or the retweet's. What newer_than_id wants."""
     @_builtins.property
     def tweet(self) -> _tweet_pb2.Tweet:
-        """The tweet."""
+        """The tweet; of a retweet, the original."""
 
     @_builtins.property
     def author(self) -> Global___Author:
         """Its author."""
+
+    @_builtins.property
+    def retweeted_by(self) -> Global___Author:
+        """Who retweeted it, if it is here as a retweet."""
+
+    @_builtins.property
+    def references(self) -> _containers.RepeatedCompositeFieldContainer[Global___HomeTimelineReference]:
+        """What the tweet answers and quotes, one level deep."""
 
     def __init__(
         self,
         *,
         tweet: _tweet_pb2.Tweet | None = ...,
         author: Global___Author | None = ...,
+        item_id: _builtins.int = ...,
+        retweeted_by: Global___Author | None = ...,
+        references: _abc.Iterable[Global___HomeTimelineReference] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "tweet", b"tweet"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "retweeted_by", b"retweeted_by", "tweet", b"tweet"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "tweet", b"tweet"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "item_id", b"item_id", "references", b"references", "retweeted_by", b"retweeted_by", "tweet", b"tweet"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HomeTimelineItem: _TypeAlias = HomeTimelineItem  # noqa: Y015
+
+@_typing.final
+class HomeTimelineReference(_message.Message):
+    """A tweet that a tweet in a home timeline refers to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TWEET_ID_FIELD_NUMBER: _builtins.int
+    TWEET_FIELD_NUMBER: _builtins.int
+    AUTHOR_FIELD_NUMBER: _builtins.int
+    tweet_id: _builtins.int
+    """Always set."""
+    @_builtins.property
+    def tweet(self) -> _tweet_pb2.Tweet:
+        """Absent: it is unavailable to this viewer (deleted, or of somebody blocked or muted)."""
+
+    @_builtins.property
+    def author(self) -> Global___Author:
+        """Its author; absent with the tweet."""
+
+    def __init__(
+        self,
+        *,
+        tweet_id: _builtins.int = ...,
+        tweet: _tweet_pb2.Tweet | None = ...,
+        author: Global___Author | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "tweet", b"tweet"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author", b"author", "tweet", b"tweet", "tweet_id", b"tweet_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HomeTimelineReference: _TypeAlias = HomeTimelineReference  # noqa: Y015
 
 @_typing.final
 class Author(_message.Message):
@@ -189,3 +239,99 @@ class RebuildHomeTimelineResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RebuildHomeTimelineResponse: _TypeAlias = RebuildHomeTimelineResponse  # noqa: Y015
+
+@_typing.final
+class WatchHomeTimelineRequest(_message.Message):
+    """From where on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NEWER_THAN_ID_FIELD_NUMBER: _builtins.int
+    newer_than_id: _builtins.int
+    """Begin with what has come since this item was the newest known (see ListHomeTimelineRequest); 0: with what comes
+    from now on.
+    """
+    def __init__(
+        self,
+        *,
+        newer_than_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["newer_than_id", b"newer_than_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchHomeTimelineRequest: _TypeAlias = WatchHomeTimelineRequest  # noqa: Y015
+
+@_typing.final
+class WatchHomeTimelineResponse(_message.Message):
+    """An item, or news of the stream itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ITEM_FIELD_NUMBER: _builtins.int
+    GAP_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def item(self) -> Global___HomeTimelineItem:
+        """Something came."""
+
+    @_builtins.property
+    def gap(self) -> Global___WatchGap:
+        """Something may have been left out: catch up."""
+
+    @_builtins.property
+    def heartbeat(self) -> Global___WatchHeartbeat:
+        """Nothing came for a while."""
+
+    def __init__(
+        self,
+        *,
+        item: Global___HomeTimelineItem | None = ...,
+        gap: Global___WatchGap | None = ...,
+        heartbeat: Global___WatchHeartbeat | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["gap", b"gap", "heartbeat", b"heartbeat", "item", b"item", "kind", b"kind"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gap", b"gap", "heartbeat", b"heartbeat", "item", b"item", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["item", "gap", "heartbeat"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___WatchHomeTimelineResponse: _TypeAlias = WatchHomeTimelineResponse  # noqa: Y015
+
+@_typing.final
+class WatchGap(_message.Message):
+    """The client was too slow, or deliveries were not heard of for a moment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchGap: _TypeAlias = WatchGap  # noqa: Y015
+
+@_typing.final
+class WatchHeartbeat(_message.Message):
+    """The stream is alive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchHeartbeat: _TypeAlias = WatchHeartbeat  # noqa: Y015

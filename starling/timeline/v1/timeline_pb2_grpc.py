@@ -50,6 +50,11 @@ class TimelineServiceStub:
                 request_serializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.RebuildHomeTimelineRequest.SerializeToString,
                 response_deserializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.RebuildHomeTimelineResponse.FromString,
                 _registered_method=True)
+        self.WatchHomeTimeline = channel.unary_stream(
+                '/starling.timeline.v1.TimelineService/WatchHomeTimeline',
+                request_serializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.WatchHomeTimelineRequest.SerializeToString,
+                response_deserializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.WatchHomeTimelineResponse.FromString,
+                _registered_method=True)
 
 
 class TimelineServiceServicer:
@@ -76,6 +81,15 @@ class TimelineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchHomeTimeline(self, request, context):
+        """What comes to the calling user's home timeline, as it comes: best effort, each item at most once in a stream.
+        Items may be missing and out of order: a catch-up is exact. The server ends it after a while; call again with
+        the greatest id that was seen.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TimelineServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -88,6 +102,11 @@ def add_TimelineServiceServicer_to_server(servicer, server):
                     servicer.RebuildHomeTimeline,
                     request_deserializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.RebuildHomeTimelineRequest.FromString,
                     response_serializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.RebuildHomeTimelineResponse.SerializeToString,
+            ),
+            'WatchHomeTimeline': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchHomeTimeline,
+                    request_deserializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.WatchHomeTimelineRequest.FromString,
+                    response_serializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.WatchHomeTimelineResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -150,6 +169,33 @@ class TimelineService:
             '/starling.timeline.v1.TimelineService/RebuildHomeTimeline',
             starling_dot_timeline_dot_v1_dot_timeline__pb2.RebuildHomeTimelineRequest.SerializeToString,
             starling_dot_timeline_dot_v1_dot_timeline__pb2.RebuildHomeTimelineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchHomeTimeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/starling.timeline.v1.TimelineService/WatchHomeTimeline',
+            starling_dot_timeline_dot_v1_dot_timeline__pb2.WatchHomeTimelineRequest.SerializeToString,
+            starling_dot_timeline_dot_v1_dot_timeline__pb2.WatchHomeTimelineResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,11 @@ class TimelineServiceStub:
     """Drops a viewer's list and makes it anew from the stores; operators only. It changes what a page
     costs, never what it holds. Errors: ABORTED when another rebuild is at work.
     """
+    WatchHomeTimeline: _grpc.UnaryStreamMultiCallable[_timeline_pb2.WatchHomeTimelineRequest, _timeline_pb2.WatchHomeTimelineResponse]
+    """What comes to the calling user's home timeline, as it comes: best effort, each item at most once in a stream.
+    Items may be missing and out of order: a catch-up is exact. The server ends it after a while; call again with
+    the greatest id that was seen.
+    """
 
 @_typing.type_check_only
 class TimelineServiceAsyncStub(TimelineServiceStub):
@@ -62,6 +67,11 @@ class TimelineServiceAsyncStub(TimelineServiceStub):
     RebuildHomeTimeline: _aio.UnaryUnaryMultiCallable[_timeline_pb2.RebuildHomeTimelineRequest, _timeline_pb2.RebuildHomeTimelineResponse]  # type: ignore[assignment]
     """Drops a viewer's list and makes it anew from the stores; operators only. It changes what a page
     costs, never what it holds. Errors: ABORTED when another rebuild is at work.
+    """
+    WatchHomeTimeline: _aio.UnaryStreamMultiCallable[_timeline_pb2.WatchHomeTimelineRequest, _timeline_pb2.WatchHomeTimelineResponse]  # type: ignore[assignment]
+    """What comes to the calling user's home timeline, as it comes: best effort, each item at most once in a stream.
+    Items may be missing and out of order: a catch-up is exact. The server ends it after a while; call again with
+    the greatest id that was seen.
     """
 
 class TimelineServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -89,6 +99,17 @@ class TimelineServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_timeline_pb2.RebuildHomeTimelineResponse, _abc.Awaitable[_timeline_pb2.RebuildHomeTimelineResponse]]:
         """Drops a viewer's list and makes it anew from the stores; operators only. It changes what a page
         costs, never what it holds. Errors: ABORTED when another rebuild is at work.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchHomeTimeline(
+        self,
+        request: _timeline_pb2.WatchHomeTimelineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_timeline_pb2.WatchHomeTimelineResponse], _abc.AsyncIterator[_timeline_pb2.WatchHomeTimelineResponse]]:
+        """What comes to the calling user's home timeline, as it comes: best effort, each item at most once in a stream.
+        Items may be missing and out of order: a catch-up is exact. The server ends it after a while; call again with
+        the greatest id that was seen.
         """
 
 def add_TimelineServiceServicer_to_server(servicer: TimelineServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -22,46 +22,81 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import field_mask_pb2 as google_dot_protobuf_dot_field__mask__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dstarling/tweet/v1/tweet.proto\x12\x11starling.tweet.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf4\x01\n\x05Tweet\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\x12\x11\n\tauthor_id\x18\x02 \x01(\x04\x12\x0c\n\x04text\x18\x03 \x01(\t\x12.\n\ncreated_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1c\n\x14in_reply_to_tweet_id\x18\x05 \x01(\x04\x12\x1b\n\x13in_reply_to_user_id\x18\x06 \x01(\x04\x12\x17\n\x0fquoted_tweet_id\x18\x07 \x01(\x04\x12\x11\n\tmedia_ids\x18\x08 \x03(\t\x12\x10\n\x08mentions\x18\t \x03(\t\x12\x0f\n\x07version\x18\n \x01(\r\"\x80\x01\n\x12\x43reateTweetRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x1c\n\x14in_reply_to_tweet_id\x18\x02 \x01(\x04\x12\x17\n\x0fquoted_tweet_id\x18\x03 \x01(\x04\x12\x11\n\tmedia_ids\x18\x04 \x03(\t\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"]\n\x13\x43reateTweetResponse\x12\'\n\x05tweet\x18\x01 \x01(\x0b\x32\x18.starling.tweet.v1.Tweet\x12\x1d\n\x15read_your_write_token\x18\x02 \x01(\t\"#\n\x0fGetTweetRequest\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\";\n\x10GetTweetResponse\x12\'\n\x05tweet\x18\x01 \x01(\x0b\x32\x18.starling.tweet.v1.Tweet\"*\n\x15\x42\x61tchGetTweetsRequest\x12\x11\n\ttweet_ids\x18\x01 \x03(\x04\"B\n\x16\x42\x61tchGetTweetsResponse\x12(\n\x06tweets\x18\x01 \x03(\x0b\x32\x18.starling.tweet.v1.Tweet\")\n\x14HydrateTweetsRequest\x12\x11\n\ttweet_ids\x18\x01 \x03(\x04\"c\n\x15HydrateTweetsResponse\x12(\n\x06tweets\x18\x01 \x03(\x0b\x32\x18.starling.tweet.v1.Tweet\x12\x0f\n\x07\x64\x65leted\x18\x02 \x03(\x04\x12\x0f\n\x07missing\x18\x03 \x03(\x04\"O\n\x15ListUserTweetsRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\x04\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"[\n\x16ListUserTweetsResponse\x12(\n\x06tweets\x18\x01 \x03(\x0b\x32\x18.starling.tweet.v1.Tweet\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"P\n\x19StreamAuthorTweetsRequest\x12\x12\n\nauthor_ids\x18\x01 \x03(\x06\x12\x10\n\x08\x62\x65low_id\x18\x02 \x01(\x04\x12\r\n\x05limit\x18\x03 \x01(\x05\"B\n\x1aStreamAuthorTweetsResponse\x12\x11\n\ttweet_ids\x18\x01 \x03(\x06\x12\x11\n\texhausted\x18\x02 \x01(\x08\"&\n\x12\x44\x65leteTweetRequest\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\"\x15\n\x13\x44\x65leteTweetResponse2\xca\x05\n\x0cTweetService\x12\\\n\x0b\x43reateTweet\x12%.starling.tweet.v1.CreateTweetRequest\x1a&.starling.tweet.v1.CreateTweetResponse\x12S\n\x08GetTweet\x12\".starling.tweet.v1.GetTweetRequest\x1a#.starling.tweet.v1.GetTweetResponse\x12\x65\n\x0e\x42\x61tchGetTweets\x12(.starling.tweet.v1.BatchGetTweetsRequest\x1a).starling.tweet.v1.BatchGetTweetsResponse\x12\x66\n\rHydrateTweets\x12\'.starling.tweet.v1.HydrateTweetsRequest\x1a(.starling.tweet.v1.HydrateTweetsResponse(\x01\x30\x01\x12\x65\n\x0eListUserTweets\x12(.starling.tweet.v1.ListUserTweetsRequest\x1a).starling.tweet.v1.ListUserTweetsResponse\x12s\n\x12StreamAuthorTweets\x12,.starling.tweet.v1.StreamAuthorTweetsRequest\x1a-.starling.tweet.v1.StreamAuthorTweetsResponse0\x01\x12\\\n\x0b\x44\x65leteTweet\x12%.starling.tweet.v1.DeleteTweetRequest\x1a&.starling.tweet.v1.DeleteTweetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dstarling/tweet/v1/tweet.proto\x12\x11starling.tweet.v1\x1a google/protobuf/field_mask.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb6\x03\n\x05Tweet\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\x12\x11\n\tauthor_id\x18\x02 \x01(\x04\x12\x0c\n\x04text\x18\x03 \x01(\t\x12.\n\ncreated_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x1c\n\x14in_reply_to_tweet_id\x18\x05 \x01(\x04\x12\x1b\n\x13in_reply_to_user_id\x18\x06 \x01(\x04\x12\x17\n\x0fquoted_tweet_id\x18\x07 \x01(\x04\x12\x11\n\tmedia_ids\x18\x08 \x03(\t\x12\x10\n\x08mentions\x18\t \x03(\t\x12\x0f\n\x07version\x18\n \x01(\r\x12\x16\n\x0equoted_user_id\x18\x0b \x01(\x04\x12\x1a\n\x12retweeted_tweet_id\x18\x0c \x01(\x04\x12\x19\n\x11retweeted_user_id\x18\r \x01(\x04\x12-\n\tedited_at\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x06\x63ounts\x18\x0f \x01(\x0b\x32\x1e.starling.tweet.v1.TweetCounts\x12\x12\n\nmedia_urls\x18\x10 \x03(\t\"O\n\x0bTweetCounts\x12\r\n\x05likes\x18\x01 \x01(\x04\x12\x10\n\x08retweets\x18\x02 \x01(\x04\x12\x0f\n\x07replies\x18\x03 \x01(\x04\x12\x0e\n\x06quotes\x18\x04 \x01(\x04\"K\n\x0eTweetReference\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\x12\'\n\x05tweet\x18\x02 \x01(\x0b\x32\x18.starling.tweet.v1.Tweet\"\x80\x01\n\x12\x43reateTweetRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x1c\n\x14in_reply_to_tweet_id\x18\x02 \x01(\x04\x12\x17\n\x0fquoted_tweet_id\x18\x03 \x01(\x04\x12\x11\n\tmedia_ids\x18\x04 \x03(\t\x12\x12\n\nrequest_id\x18\x05 \x01(\t\"]\n\x13\x43reateTweetResponse\x12\'\n\x05tweet\x18\x01 \x01(\x0b\x32\x18.starling.tweet.v1.Tweet\x12\x1d\n\x15read_your_write_token\x18\x02 \x01(\t\"#\n\x0fGetTweetRequest\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\"r\n\x10GetTweetResponse\x12\'\n\x05tweet\x18\x01 \x01(\x0b\x32\x18.starling.tweet.v1.Tweet\x12\x35\n\nreferences\x18\x02 \x03(\x0b\x32!.starling.tweet.v1.TweetReference\"*\n\x15\x42\x61tchGetTweetsRequest\x12\x11\n\ttweet_ids\x18\x01 \x03(\x04\"y\n\x16\x42\x61tchGetTweetsResponse\x12(\n\x06tweets\x18\x01 \x03(\x0b\x32\x18.starling.tweet.v1.Tweet\x12\x35\n\nreferences\x18\x02 \x03(\x0b\x32!.starling.tweet.v1.TweetReference\")\n\x14HydrateTweetsRequest\x12\x11\n\ttweet_ids\x18\x01 \x03(\x04\"c\n\x15HydrateTweetsResponse\x12(\n\x06tweets\x18\x01 \x03(\x0b\x32\x18.starling.tweet.v1.Tweet\x12\x0f\n\x07\x64\x65leted\x18\x02 \x03(\x04\x12\x0f\n\x07missing\x18\x03 \x03(\x04\"O\n\x15ListUserTweetsRequest\x12\x0f\n\x07user_id\x18\x01 \x01(\x04\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"\x92\x01\n\x16ListUserTweetsResponse\x12(\n\x06tweets\x18\x01 \x03(\x0b\x32\x18.starling.tweet.v1.Tweet\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x35\n\nreferences\x18\x03 \x03(\x0b\x32!.starling.tweet.v1.TweetReference\"P\n\x19StreamAuthorTweetsRequest\x12\x12\n\nauthor_ids\x18\x01 \x03(\x06\x12\x10\n\x08\x62\x65low_id\x18\x02 \x01(\x04\x12\r\n\x05limit\x18\x03 \x01(\x05\"B\n\x1aStreamAuthorTweetsResponse\x12\x11\n\ttweet_ids\x18\x01 \x03(\x06\x12\x11\n\texhausted\x18\x02 \x01(\x08\"&\n\x12\x44\x65leteTweetRequest\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\"\x15\n\x13\x44\x65leteTweetResponse\"n\n\x12UpdateTweetRequest\x12\'\n\x05tweet\x18\x01 \x01(\x0b\x32\x18.starling.tweet.v1.Tweet\x12/\n\x0bupdate_mask\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.FieldMask\">\n\x13UpdateTweetResponse\x12\'\n\x05tweet\x18\x01 \x01(\x0b\x32\x18.starling.tweet.v1.Tweet\"T\n\x19ListTweetRevisionsRequest\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"j\n\x1aListTweetRevisionsResponse\x12\x33\n\trevisions\x18\x01 \x03(\x0b\x32 .starling.tweet.v1.TweetRevision\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"^\n\rTweetRevision\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12.\n\ncreated_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\"\n\x0eRetweetRequest\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\"Y\n\x0fRetweetResponse\x12\'\n\x05tweet\x18\x01 \x01(\x0b\x32\x18.starling.tweet.v1.Tweet\x12\x1d\n\x15read_your_write_token\x18\x02 \x01(\t\"&\n\x12UndoRetweetRequest\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\"&\n\x13UndoRetweetResponse\x12\x0f\n\x07\x63hanged\x18\x01 \x01(\x08\"\x1f\n\x0bLikeRequest\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\"\x1f\n\x0cLikeResponse\x12\x0f\n\x07\x63hanged\x18\x01 \x01(\x08\"!\n\rUnlikeRequest\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\"!\n\x0eUnlikeResponse\x12\x0f\n\x07\x63hanged\x18\x01 \x01(\x08\"/\n\x1a\x42\x61tchGetEngagementsRequest\x12\x11\n\ttweet_ids\x18\x01 \x03(\x04\"S\n\x1b\x42\x61tchGetEngagementsResponse\x12\x17\n\x0fliked_tweet_ids\x18\x01 \x03(\x04\x12\x1b\n\x13retweeted_tweet_ids\x18\x02 \x03(\x04\x32\xd9\n\n\x0cTweetService\x12\\\n\x0b\x43reateTweet\x12%.starling.tweet.v1.CreateTweetRequest\x1a&.starling.tweet.v1.CreateTweetResponse\x12S\n\x08GetTweet\x12\".starling.tweet.v1.GetTweetRequest\x1a#.starling.tweet.v1.GetTweetResponse\x12\x65\n\x0e\x42\x61tchGetTweets\x12(.starling.tweet.v1.BatchGetTweetsRequest\x1a).starling.tweet.v1.BatchGetTweetsResponse\x12\x66\n\rHydrateTweets\x12\'.starling.tweet.v1.HydrateTweetsRequest\x1a(.starling.tweet.v1.HydrateTweetsResponse(\x01\x30\x01\x12\x65\n\x0eListUserTweets\x12(.starling.tweet.v1.ListUserTweetsRequest\x1a).starling.tweet.v1.ListUserTweetsResponse\x12s\n\x12StreamAuthorTweets\x12,.starling.tweet.v1.StreamAuthorTweetsRequest\x1a-.starling.tweet.v1.StreamAuthorTweetsResponse0\x01\x12\\\n\x0b\x44\x65leteTweet\x12%.starling.tweet.v1.DeleteTweetRequest\x1a&.starling.tweet.v1.DeleteTweetResponse\x12\\\n\x0bUpdateTweet\x12%.starling.tweet.v1.UpdateTweetRequest\x1a&.starling.tweet.v1.UpdateTweetResponse\x12q\n\x12ListTweetRevisions\x12,.starling.tweet.v1.ListTweetRevisionsRequest\x1a-.starling.tweet.v1.ListTweetRevisionsResponse\x12P\n\x07Retweet\x12!.starling.tweet.v1.RetweetRequest\x1a\".starling.tweet.v1.RetweetResponse\x12\\\n\x0bUndoRetweet\x12%.starling.tweet.v1.UndoRetweetRequest\x1a&.starling.tweet.v1.UndoRetweetResponse\x12G\n\x04Like\x12\x1e.starling.tweet.v1.LikeRequest\x1a\x1f.starling.tweet.v1.LikeResponse\x12M\n\x06Unlike\x12 .starling.tweet.v1.UnlikeRequest\x1a!.starling.tweet.v1.UnlikeResponse\x12t\n\x13\x42\x61tchGetEngagements\x12-.starling.tweet.v1.BatchGetEngagementsRequest\x1a..starling.tweet.v1.BatchGetEngagementsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'starling.tweet.v1.tweet_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TWEET']._serialized_start=86
-  _globals['_TWEET']._serialized_end=330
-  _globals['_CREATETWEETREQUEST']._serialized_start=333
-  _globals['_CREATETWEETREQUEST']._serialized_end=461
-  _globals['_CREATETWEETRESPONSE']._serialized_start=463
-  _globals['_CREATETWEETRESPONSE']._serialized_end=556
-  _globals['_GETTWEETREQUEST']._serialized_start=558
-  _globals['_GETTWEETREQUEST']._serialized_end=593
-  _globals['_GETTWEETRESPONSE']._serialized_start=595
-  _globals['_GETTWEETRESPONSE']._serialized_end=654
-  _globals['_BATCHGETTWEETSREQUEST']._serialized_start=656
-  _globals['_BATCHGETTWEETSREQUEST']._serialized_end=698
-  _globals['_BATCHGETTWEETSRESPONSE']._serialized_start=700
-  _globals['_BATCHGETTWEETSRESPONSE']._serialized_end=766
-  _globals['_HYDRATETWEETSREQUEST']._serialized_start=768
-  _globals['_HYDRATETWEETSREQUEST']._serialized_end=809
-  _globals['_HYDRATETWEETSRESPONSE']._serialized_start=811
-  _globals['_HYDRATETWEETSRESPONSE']._serialized_end=910
-  _globals['_LISTUSERTWEETSREQUEST']._serialized_start=912
-  _globals['_LISTUSERTWEETSREQUEST']._serialized_end=991
-  _globals['_LISTUSERTWEETSRESPONSE']._serialized_start=993
-  _globals['_LISTUSERTWEETSRESPONSE']._serialized_end=1084
-  _globals['_STREAMAUTHORTWEETSREQUEST']._serialized_start=1086
-  _globals['_STREAMAUTHORTWEETSREQUEST']._serialized_end=1166
-  _globals['_STREAMAUTHORTWEETSRESPONSE']._serialized_start=1168
-  _globals['_STREAMAUTHORTWEETSRESPONSE']._serialized_end=1234
-  _globals['_DELETETWEETREQUEST']._serialized_start=1236
-  _globals['_DELETETWEETREQUEST']._serialized_end=1274
-  _globals['_DELETETWEETRESPONSE']._serialized_start=1276
-  _globals['_DELETETWEETRESPONSE']._serialized_end=1297
-  _globals['_TWEETSERVICE']._serialized_start=1300
-  _globals['_TWEETSERVICE']._serialized_end=2014
+  _globals['_TWEET']._serialized_start=120
+  _globals['_TWEET']._serialized_end=558
+  _globals['_TWEETCOUNTS']._serialized_start=560
+  _globals['_TWEETCOUNTS']._serialized_end=639
+  _globals['_TWEETREFERENCE']._serialized_start=641
+  _globals['_TWEETREFERENCE']._serialized_end=716
+  _globals['_CREATETWEETREQUEST']._serialized_start=719
+  _globals['_CREATETWEETREQUEST']._serialized_end=847
+  _globals['_CREATETWEETRESPONSE']._serialized_start=849
+  _globals['_CREATETWEETRESPONSE']._serialized_end=942
+  _globals['_GETTWEETREQUEST']._serialized_start=944
+  _globals['_GETTWEETREQUEST']._serialized_end=979
+  _globals['_GETTWEETRESPONSE']._serialized_start=981
+  _globals['_GETTWEETRESPONSE']._serialized_end=1095
+  _globals['_BATCHGETTWEETSREQUEST']._serialized_start=1097
+  _globals['_BATCHGETTWEETSREQUEST']._serialized_end=1139
+  _globals['_BATCHGETTWEETSRESPONSE']._serialized_start=1141
+  _globals['_BATCHGETTWEETSRESPONSE']._serialized_end=1262
+  _globals['_HYDRATETWEETSREQUEST']._serialized_start=1264
+  _globals['_HYDRATETWEETSREQUEST']._serialized_end=1305
+  _globals['_HYDRATETWEETSRESPONSE']._serialized_start=1307
+  _globals['_HYDRATETWEETSRESPONSE']._serialized_end=1406
+  _globals['_LISTUSERTWEETSREQUEST']._serialized_start=1408
+  _globals['_LISTUSERTWEETSREQUEST']._serialized_end=1487
+  _globals['_LISTUSERTWEETSRESPONSE']._serialized_start=1490
+  _globals['_LISTUSERTWEETSRESPONSE']._serialized_end=1636
+  _globals['_STREAMAUTHORTWEETSREQUEST']._serialized_start=1638
+  _globals['_STREAMAUTHORTWEETSREQUEST']._serialized_end=1718
+  _globals['_STREAMAUTHORTWEETSRESPONSE']._serialized_start=1720
+  _globals['_STREAMAUTHORTWEETSRESPONSE']._serialized_end=1786
+  _globals['_DELETETWEETREQUEST']._serialized_start=1788
+  _globals['_DELETETWEETREQUEST']._serialized_end=1826
+  _globals['_DELETETWEETRESPONSE']._serialized_start=1828
+  _globals['_DELETETWEETRESPONSE']._serialized_end=1849
+  _globals['_UPDATETWEETREQUEST']._serialized_start=1851
+  _globals['_UPDATETWEETREQUEST']._serialized_end=1961
+  _globals['_UPDATETWEETRESPONSE']._serialized_start=1963
+  _globals['_UPDATETWEETRESPONSE']._serialized_end=2025
+  _globals['_LISTTWEETREVISIONSREQUEST']._serialized_start=2027
+  _globals['_LISTTWEETREVISIONSREQUEST']._serialized_end=2111
+  _globals['_LISTTWEETREVISIONSRESPONSE']._serialized_start=2113
+  _globals['_LISTTWEETREVISIONSRESPONSE']._serialized_end=2219
+  _globals['_TWEETREVISION']._serialized_start=2221
+  _globals['_TWEETREVISION']._serialized_end=2315
+  _globals['_RETWEETREQUEST']._serialized_start=2317
+  _globals['_RETWEETREQUEST']._serialized_end=2351
+  _globals['_RETWEETRESPONSE']._serialized_start=2353
+  _globals['_RETWEETRESPONSE']._serialized_end=2442
+  _globals['_UNDORETWEETREQUEST']._serialized_start=2444
+  _globals['_UNDORETWEETREQUEST']._serialized_end=2482
+  _globals['_UNDORETWEETRESPONSE']._serialized_start=2484
+  _globals['_UNDORETWEETRESPONSE']._serialized_end=2522
+  _globals['_LIKEREQUEST']._serialized_start=2524
+  _globals['_LIKEREQUEST']._serialized_end=2555
+  _globals['_LIKERESPONSE']._serialized_start=2557
+  _globals['_LIKERESPONSE']._serialized_end=2588
+  _globals['_UNLIKEREQUEST']._serialized_start=2590
+  _globals['_UNLIKEREQUEST']._serialized_end=2623
+  _globals['_UNLIKERESPONSE']._serialized_start=2625
+  _globals['_UNLIKERESPONSE']._serialized_end=2658
+  _globals['_BATCHGETENGAGEMENTSREQUEST']._serialized_start=2660
+  _globals['_BATCHGETENGAGEMENTSREQUEST']._serialized_end=2707
+  _globals['_BATCHGETENGAGEMENTSRESPONSE']._serialized_start=2709
+  _globals['_BATCHGETENGAGEMENTSRESPONSE']._serialized_end=2792
+  _globals['_TWEETSERVICE']._serialized_start=2795
+  _globals['_TWEETSERVICE']._serialized_end=4164
 # @@protoc_insertion_point(module_scope)

@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
+from google.protobuf import field_mask_pb2 as _field_mask_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -35,12 +36,18 @@ class Tweet(_message.Message):
     MEDIA_IDS_FIELD_NUMBER: _builtins.int
     MENTIONS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    QUOTED_USER_ID_FIELD_NUMBER: _builtins.int
+    RETWEETED_TWEET_ID_FIELD_NUMBER: _builtins.int
+    RETWEETED_USER_ID_FIELD_NUMBER: _builtins.int
+    EDITED_AT_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    MEDIA_URLS_FIELD_NUMBER: _builtins.int
     tweet_id: _builtins.int
     """Snowflake id: unique, and ordered by time of creation."""
     author_id: _builtins.int
     """Who posted it."""
     text: _builtins.str
-    """NFC, 1 to 280 by twitter-text's weights."""
+    """NFC, 1 to 280 by twitter-text's weights; empty for a retweet."""
     in_reply_to_tweet_id: _builtins.int
     """The tweet that this one answers; 0: none."""
     in_reply_to_user_id: _builtins.int
@@ -49,6 +56,12 @@ class Tweet(_message.Message):
     """The tweet that this one quotes; 0: none."""
     version: _builtins.int
     """Counts up with each change of this tweet, from 1. Caches keep the highest."""
+    quoted_user_id: _builtins.int
+    """The author of the tweet that this one quotes; 0: none."""
+    retweeted_tweet_id: _builtins.int
+    """This is a retweet of that tweet, which is never a retweet itself; 0: it isn't one."""
+    retweeted_user_id: _builtins.int
+    """The author of the tweet that this is a retweet of; 0: it isn't one."""
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp:
         """When it was posted (the time inside the id, to the millisecond)."""
@@ -60,6 +73,20 @@ class Tweet(_message.Message):
     @_builtins.property
     def mentions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Handles mentioned in the text, without @, in order; they need not exist."""
+
+    @_builtins.property
+    def edited_at(self) -> _timestamp_pb2.Timestamp:
+        """When the text was last edited; absent: never."""
+
+    @_builtins.property
+    def counts(self) -> Global___TweetCounts:
+        """Absent: not known at the moment."""
+
+    @_builtins.property
+    def media_urls(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Where the media are, as long as media_ids, signed for some time when the tweet was read; empty where no media
+        are configured.
+        """
 
     def __init__(
         self,
@@ -74,14 +101,82 @@ class Tweet(_message.Message):
         media_ids: _abc.Iterable[_builtins.str] | None = ...,
         mentions: _abc.Iterable[_builtins.str] | None = ...,
         version: _builtins.int = ...,
+        quoted_user_id: _builtins.int = ...,
+        retweeted_tweet_id: _builtins.int = ...,
+        retweeted_user_id: _builtins.int = ...,
+        edited_at: _timestamp_pb2.Timestamp | None = ...,
+        counts: Global___TweetCounts | None = ...,
+        media_urls: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "created_at", b"created_at", "edited_at", b"edited_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["author_id", b"author_id", "created_at", b"created_at", "in_reply_to_tweet_id", b"in_reply_to_tweet_id", "in_reply_to_user_id", b"in_reply_to_user_id", "media_ids", b"media_ids", "mentions", b"mentions", "quoted_tweet_id", b"quoted_tweet_id", "text", b"text", "tweet_id", b"tweet_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author_id", b"author_id", "counts", b"counts", "created_at", b"created_at", "edited_at", b"edited_at", "in_reply_to_tweet_id", b"in_reply_to_tweet_id", "in_reply_to_user_id", b"in_reply_to_user_id", "media_ids", b"media_ids", "media_urls", b"media_urls", "mentions", b"mentions", "quoted_tweet_id", b"quoted_tweet_id", "quoted_user_id", b"quoted_user_id", "retweeted_tweet_id", b"retweeted_tweet_id", "retweeted_user_id", b"retweeted_user_id", "text", b"text", "tweet_id", b"tweet_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Tweet: _TypeAlias = Tweet  # noqa: Y015
+
+@_typing.final
+class TweetCounts(_message.Message):
+    """How often something was done with a tweet: close to exact, some seconds old."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIKES_FIELD_NUMBER: _builtins.int
+    RETWEETS_FIELD_NUMBER: _builtins.int
+    REPLIES_FIELD_NUMBER: _builtins.int
+    QUOTES_FIELD_NUMBER: _builtins.int
+    likes: _builtins.int
+    """Accounts that like it."""
+    retweets: _builtins.int
+    """Accounts that have retweeted it."""
+    replies: _builtins.int
+    """Answers to it."""
+    quotes: _builtins.int
+    """Tweets that quote it."""
+    def __init__(
+        self,
+        *,
+        likes: _builtins.int = ...,
+        retweets: _builtins.int = ...,
+        replies: _builtins.int = ...,
+        quotes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["likes", b"likes", "quotes", b"quotes", "replies", b"replies", "retweets", b"retweets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TweetCounts: _TypeAlias = TweetCounts  # noqa: Y015
+
+@_typing.final
+class TweetReference(_message.Message):
+    """A tweet that another refers to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TWEET_ID_FIELD_NUMBER: _builtins.int
+    TWEET_FIELD_NUMBER: _builtins.int
+    tweet_id: _builtins.int
+    """Always set."""
+    @_builtins.property
+    def tweet(self) -> Global___Tweet:
+        """Absent: it is unavailable (deleted, say)."""
+
+    def __init__(
+        self,
+        *,
+        tweet_id: _builtins.int = ...,
+        tweet: Global___Tweet | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tweet", b"tweet"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tweet", b"tweet", "tweet_id", b"tweet_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TweetReference: _TypeAlias = TweetReference  # noqa: Y015
 
 @_typing.final
 class CreateTweetRequest(_message.Message):
@@ -182,18 +277,24 @@ class GetTweetResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TWEET_FIELD_NUMBER: _builtins.int
+    REFERENCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tweet(self) -> Global___Tweet:
         """Always set."""
+
+    @_builtins.property
+    def references(self) -> _containers.RepeatedCompositeFieldContainer[Global___TweetReference]:
+        """What it answers, quotes or retweets, one level deep."""
 
     def __init__(
         self,
         *,
         tweet: Global___Tweet | None = ...,
+        references: _abc.Iterable[Global___TweetReference] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tweet", b"tweet"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tweet", b"tweet"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["references", b"references", "tweet", b"tweet"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -230,18 +331,24 @@ class BatchGetTweetsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TWEETS_FIELD_NUMBER: _builtins.int
+    REFERENCES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tweets(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tweet]:
         """In the order asked for."""
+
+    @_builtins.property
+    def references(self) -> _containers.RepeatedCompositeFieldContainer[Global___TweetReference]:
+        """What they answer, quote or retweet, one level deep, each once."""
 
     def __init__(
         self,
         *,
         tweets: _abc.Iterable[Global___Tweet] | None = ...,
+        references: _abc.Iterable[Global___TweetReference] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tweets", b"tweets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["references", b"references", "tweets", b"tweets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -345,21 +452,27 @@ class ListUserTweetsResponse(_message.Message):
 
     TWEETS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    REFERENCES_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """Empty on the last page, and only there."""
     @_builtins.property
     def tweets(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tweet]:
-        """Newest first."""
+        """Newest first. A retweet stays when its original is deleted: then that is unavailable."""
+
+    @_builtins.property
+    def references(self) -> _containers.RepeatedCompositeFieldContainer[Global___TweetReference]:
+        """What they answer, quote or retweet, one level deep, each once."""
 
     def __init__(
         self,
         *,
         tweets: _abc.Iterable[Global___Tweet] | None = ...,
         next_page_token: _builtins.str = ...,
+        references: _abc.Iterable[Global___TweetReference] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "tweets", b"tweets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "references", b"references", "tweets", b"tweets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -463,3 +576,383 @@ class DeleteTweetResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteTweetResponse: _TypeAlias = DeleteTweetResponse  # noqa: Y015
+
+@_typing.final
+class UpdateTweetRequest(_message.Message):
+    """The tweet as it is to be."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TWEET_FIELD_NUMBER: _builtins.int
+    UPDATE_MASK_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tweet(self) -> Global___Tweet:
+        """Required: `tweet_id`, and the new `text`."""
+
+    @_builtins.property
+    def update_mask(self) -> _field_mask_pb2.FieldMask:
+        """What to change: only `text` can be. Absent: `text`."""
+
+    def __init__(
+        self,
+        *,
+        tweet: Global___Tweet | None = ...,
+        update_mask: _field_mask_pb2.FieldMask | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tweet", b"tweet", "update_mask", b"update_mask"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tweet", b"tweet", "update_mask", b"update_mask"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateTweetRequest: _TypeAlias = UpdateTweetRequest  # noqa: Y015
+
+@_typing.final
+class UpdateTweetResponse(_message.Message):
+    """The tweet as it is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TWEET_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tweet(self) -> Global___Tweet:
+        """Always set."""
+
+    def __init__(
+        self,
+        *,
+        tweet: Global___Tweet | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tweet", b"tweet"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tweet", b"tweet"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateTweetResponse: _TypeAlias = UpdateTweetResponse  # noqa: Y015
+
+@_typing.final
+class ListTweetRevisionsRequest(_message.Message):
+    """A page of revisions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TWEET_ID_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    tweet_id: _builtins.int
+    """Required."""
+    page_size: _builtins.int
+    """0: 20; above 100: 100; negative: INVALID_ARGUMENT."""
+    page_token: _builtins.str
+    """From the page before; empty: the first page."""
+    def __init__(
+        self,
+        *,
+        tweet_id: _builtins.int = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token", "tweet_id", b"tweet_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTweetRevisionsRequest: _TypeAlias = ListTweetRevisionsRequest  # noqa: Y015
+
+@_typing.final
+class ListTweetRevisionsResponse(_message.Message):
+    """A page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REVISIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """Empty on the last page, and only there."""
+    @_builtins.property
+    def revisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___TweetRevision]:
+        """Newest first; the first of the first page is the present one."""
+
+    def __init__(
+        self,
+        *,
+        revisions: _abc.Iterable[Global___TweetRevision] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "revisions", b"revisions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTweetRevisionsResponse: _TypeAlias = ListTweetRevisionsResponse  # noqa: Y015
+
+@_typing.final
+class TweetRevision(_message.Message):
+    """What a tweet's text was or is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """The tweet's version from which on it was so."""
+    text: _builtins.str
+    """The text."""
+    @_builtins.property
+    def created_at(self) -> _timestamp_pb2.Timestamp:
+        """When it was written."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        text: _builtins.str = ...,
+        created_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "text", b"text", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TweetRevision: _TypeAlias = TweetRevision  # noqa: Y015
+
+@_typing.final
+class RetweetRequest(_message.Message):
+    """What to retweet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TWEET_ID_FIELD_NUMBER: _builtins.int
+    tweet_id: _builtins.int
+    """Required; a retweet stands for its original."""
+    def __init__(
+        self,
+        *,
+        tweet_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tweet_id", b"tweet_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetweetRequest: _TypeAlias = RetweetRequest  # noqa: Y015
+
+@_typing.final
+class RetweetResponse(_message.Message):
+    """The retweet."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TWEET_FIELD_NUMBER: _builtins.int
+    READ_YOUR_WRITE_TOKEN_FIELD_NUMBER: _builtins.int
+    read_your_write_token: _builtins.str
+    """Pass it to ListHomeTimeline to see the retweet, if it is to be seen, in the very next page."""
+    @_builtins.property
+    def tweet(self) -> Global___Tweet:
+        """The new retweet, or the one made before."""
+
+    def __init__(
+        self,
+        *,
+        tweet: Global___Tweet | None = ...,
+        read_your_write_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["tweet", b"tweet"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["read_your_write_token", b"read_your_write_token", "tweet", b"tweet"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetweetResponse: _TypeAlias = RetweetResponse  # noqa: Y015
+
+@_typing.final
+class UndoRetweetRequest(_message.Message):
+    """Which retweet to take back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TWEET_ID_FIELD_NUMBER: _builtins.int
+    tweet_id: _builtins.int
+    """Required: the original, or any retweet of it."""
+    def __init__(
+        self,
+        *,
+        tweet_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tweet_id", b"tweet_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndoRetweetRequest: _TypeAlias = UndoRetweetRequest  # noqa: Y015
+
+@_typing.final
+class UndoRetweetResponse(_message.Message):
+    """It is gone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGED_FIELD_NUMBER: _builtins.int
+    changed: _builtins.bool
+    """True when this call took it back, false when there was none."""
+    def __init__(
+        self,
+        *,
+        changed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UndoRetweetResponse: _TypeAlias = UndoRetweetResponse  # noqa: Y015
+
+@_typing.final
+class LikeRequest(_message.Message):
+    """What to like."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TWEET_ID_FIELD_NUMBER: _builtins.int
+    tweet_id: _builtins.int
+    """Required; a retweet stands for its original."""
+    def __init__(
+        self,
+        *,
+        tweet_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tweet_id", b"tweet_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LikeRequest: _TypeAlias = LikeRequest  # noqa: Y015
+
+@_typing.final
+class LikeResponse(_message.Message):
+    """The like."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGED_FIELD_NUMBER: _builtins.int
+    changed: _builtins.bool
+    """True when this call made it, false when it stood before."""
+    def __init__(
+        self,
+        *,
+        changed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LikeResponse: _TypeAlias = LikeResponse  # noqa: Y015
+
+@_typing.final
+class UnlikeRequest(_message.Message):
+    """What to like no more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TWEET_ID_FIELD_NUMBER: _builtins.int
+    tweet_id: _builtins.int
+    """Required; a retweet stands for its original."""
+    def __init__(
+        self,
+        *,
+        tweet_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tweet_id", b"tweet_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnlikeRequest: _TypeAlias = UnlikeRequest  # noqa: Y015
+
+@_typing.final
+class UnlikeResponse(_message.Message):
+    """The end of the like."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGED_FIELD_NUMBER: _builtins.int
+    changed: _builtins.bool
+    """True when this call ended it, false when there was none."""
+    def __init__(
+        self,
+        *,
+        changed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnlikeResponse: _TypeAlias = UnlikeResponse  # noqa: Y015
+
+@_typing.final
+class BatchGetEngagementsRequest(_message.Message):
+    """Which tweets."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TWEET_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tweet_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """1 to 100 ids, of originals."""
+
+    def __init__(
+        self,
+        *,
+        tweet_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tweet_ids", b"tweet_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchGetEngagementsRequest: _TypeAlias = BatchGetEngagementsRequest  # noqa: Y015
+
+@_typing.final
+class BatchGetEngagementsResponse(_message.Message):
+    """What the caller has done."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIKED_TWEET_IDS_FIELD_NUMBER: _builtins.int
+    RETWEETED_TWEET_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def liked_tweet_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of them that the caller likes, in the order asked for."""
+
+    @_builtins.property
+    def retweeted_tweet_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of them that the caller has retweeted, in the order asked for."""
+
+    def __init__(
+        self,
+        *,
+        liked_tweet_ids: _abc.Iterable[_builtins.int] | None = ...,
+        retweeted_tweet_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["liked_tweet_ids", b"liked_tweet_ids", "retweeted_tweet_ids", b"retweeted_tweet_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchGetEngagementsResponse: _TypeAlias = BatchGetEngagementsResponse  # noqa: Y015

@@ -73,6 +73,41 @@ class TweetServiceStub:
                 request_serializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.DeleteTweetRequest.SerializeToString,
                 response_deserializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.DeleteTweetResponse.FromString,
                 _registered_method=True)
+        self.UpdateTweet = channel.unary_unary(
+                '/starling.tweet.v1.TweetService/UpdateTweet',
+                request_serializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.UpdateTweetRequest.SerializeToString,
+                response_deserializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.UpdateTweetResponse.FromString,
+                _registered_method=True)
+        self.ListTweetRevisions = channel.unary_unary(
+                '/starling.tweet.v1.TweetService/ListTweetRevisions',
+                request_serializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.ListTweetRevisionsRequest.SerializeToString,
+                response_deserializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.ListTweetRevisionsResponse.FromString,
+                _registered_method=True)
+        self.Retweet = channel.unary_unary(
+                '/starling.tweet.v1.TweetService/Retweet',
+                request_serializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.RetweetRequest.SerializeToString,
+                response_deserializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.RetweetResponse.FromString,
+                _registered_method=True)
+        self.UndoRetweet = channel.unary_unary(
+                '/starling.tweet.v1.TweetService/UndoRetweet',
+                request_serializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.UndoRetweetRequest.SerializeToString,
+                response_deserializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.UndoRetweetResponse.FromString,
+                _registered_method=True)
+        self.Like = channel.unary_unary(
+                '/starling.tweet.v1.TweetService/Like',
+                request_serializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.LikeRequest.SerializeToString,
+                response_deserializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.LikeResponse.FromString,
+                _registered_method=True)
+        self.Unlike = channel.unary_unary(
+                '/starling.tweet.v1.TweetService/Unlike',
+                request_serializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.UnlikeRequest.SerializeToString,
+                response_deserializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.UnlikeResponse.FromString,
+                _registered_method=True)
+        self.BatchGetEngagements = channel.unary_unary(
+                '/starling.tweet.v1.TweetService/BatchGetEngagements',
+                request_serializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.BatchGetEngagementsRequest.SerializeToString,
+                response_deserializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.BatchGetEngagementsResponse.FromString,
+                _registered_method=True)
 
 
 class TweetServiceServicer:
@@ -84,7 +119,8 @@ class TweetServiceServicer:
 
     def CreateTweet(self, request, context):
         """Posts a tweet as the calling user. Never waits for fan-out.
-        Errors: NOT_FOUND (TWEET_NOT_FOUND) for a reply or quote of a tweet that is not there;
+        Errors: NOT_FOUND (TWEET_NOT_FOUND) for a reply or quote of a tweet that is not there, PERMISSION_DENIED
+        (BLOCKED) when its author and the caller block each other, either way;
         INVALID_ARGUMENT (REQUEST_ID_REUSED) for a request id used before with other content;
         RESOURCE_EXHAUSTED (OUTBOX_FULL) with a RetryInfo while the event log has been away for too long.
         """
@@ -138,6 +174,61 @@ class TweetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UpdateTweet(self, request, context):
+        """Edits a tweet of the calling user: the same id, the text before kept as a revision, the new one seen by
+        whoever reads the tweet from now on. The same text again changes nothing. Errors: as for DeleteTweet, and as
+        for CreateTweet where the text is at fault; INVALID_ARGUMENT for a retweet, which has no text.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTweetRevisions(self, request, context):
+        """What a tweet's text has been, newest first, with the present one. Errors: NOT_FOUND when it never existed or
+        is deleted: its revisions are erased with it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Retweet(self, request, context):
+        """Shows a tweet to the calling user's followers, as a tweet that refers to it. A retweet of a retweet refers to
+        the original. One per account and original: again, it is the one made before.
+        Errors: as for a quote in CreateTweet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndoRetweet(self, request, context):
+        """Takes the calling user's retweet of a tweet back. Again, or without one, it succeeds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Like(self, request, context):
+        """The calling user likes a tweet; of a retweet, its original. Again: changes nothing.
+        Errors: as for a quote in CreateTweet.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unlike(self, request, context):
+        """The calling user likes a tweet no more. Again, or without a like, it succeeds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BatchGetEngagements(self, request, context):
+        """Which of up to 100 tweets the calling user has liked, and has retweeted: exact, also where counts lag.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TweetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -175,6 +266,41 @@ def add_TweetServiceServicer_to_server(servicer, server):
                     servicer.DeleteTweet,
                     request_deserializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.DeleteTweetRequest.FromString,
                     response_serializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.DeleteTweetResponse.SerializeToString,
+            ),
+            'UpdateTweet': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateTweet,
+                    request_deserializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.UpdateTweetRequest.FromString,
+                    response_serializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.UpdateTweetResponse.SerializeToString,
+            ),
+            'ListTweetRevisions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTweetRevisions,
+                    request_deserializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.ListTweetRevisionsRequest.FromString,
+                    response_serializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.ListTweetRevisionsResponse.SerializeToString,
+            ),
+            'Retweet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Retweet,
+                    request_deserializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.RetweetRequest.FromString,
+                    response_serializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.RetweetResponse.SerializeToString,
+            ),
+            'UndoRetweet': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndoRetweet,
+                    request_deserializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.UndoRetweetRequest.FromString,
+                    response_serializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.UndoRetweetResponse.SerializeToString,
+            ),
+            'Like': grpc.unary_unary_rpc_method_handler(
+                    servicer.Like,
+                    request_deserializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.LikeRequest.FromString,
+                    response_serializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.LikeResponse.SerializeToString,
+            ),
+            'Unlike': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unlike,
+                    request_deserializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.UnlikeRequest.FromString,
+                    response_serializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.UnlikeResponse.SerializeToString,
+            ),
+            'BatchGetEngagements': grpc.unary_unary_rpc_method_handler(
+                    servicer.BatchGetEngagements,
+                    request_deserializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.BatchGetEngagementsRequest.FromString,
+                    response_serializer=starling_dot_tweet_dot_v1_dot_tweet__pb2.BatchGetEngagementsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -370,6 +496,195 @@ class TweetService:
             '/starling.tweet.v1.TweetService/DeleteTweet',
             starling_dot_tweet_dot_v1_dot_tweet__pb2.DeleteTweetRequest.SerializeToString,
             starling_dot_tweet_dot_v1_dot_tweet__pb2.DeleteTweetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateTweet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.tweet.v1.TweetService/UpdateTweet',
+            starling_dot_tweet_dot_v1_dot_tweet__pb2.UpdateTweetRequest.SerializeToString,
+            starling_dot_tweet_dot_v1_dot_tweet__pb2.UpdateTweetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTweetRevisions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.tweet.v1.TweetService/ListTweetRevisions',
+            starling_dot_tweet_dot_v1_dot_tweet__pb2.ListTweetRevisionsRequest.SerializeToString,
+            starling_dot_tweet_dot_v1_dot_tweet__pb2.ListTweetRevisionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Retweet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.tweet.v1.TweetService/Retweet',
+            starling_dot_tweet_dot_v1_dot_tweet__pb2.RetweetRequest.SerializeToString,
+            starling_dot_tweet_dot_v1_dot_tweet__pb2.RetweetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndoRetweet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.tweet.v1.TweetService/UndoRetweet',
+            starling_dot_tweet_dot_v1_dot_tweet__pb2.UndoRetweetRequest.SerializeToString,
+            starling_dot_tweet_dot_v1_dot_tweet__pb2.UndoRetweetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Like(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.tweet.v1.TweetService/Like',
+            starling_dot_tweet_dot_v1_dot_tweet__pb2.LikeRequest.SerializeToString,
+            starling_dot_tweet_dot_v1_dot_tweet__pb2.LikeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unlike(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.tweet.v1.TweetService/Unlike',
+            starling_dot_tweet_dot_v1_dot_tweet__pb2.UnlikeRequest.SerializeToString,
+            starling_dot_tweet_dot_v1_dot_tweet__pb2.UnlikeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BatchGetEngagements(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.tweet.v1.TweetService/BatchGetEngagements',
+            starling_dot_tweet_dot_v1_dot_tweet__pb2.BatchGetEngagementsRequest.SerializeToString,
+            starling_dot_tweet_dot_v1_dot_tweet__pb2.BatchGetEngagementsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -39,7 +39,8 @@ class TweetServiceStub:
     def __new__(cls, channel: _aio.Channel) -> TweetServiceAsyncStub: ...
     CreateTweet: _grpc.UnaryUnaryMultiCallable[_tweet_pb2.CreateTweetRequest, _tweet_pb2.CreateTweetResponse]
     """Posts a tweet as the calling user. Never waits for fan-out.
-    Errors: NOT_FOUND (TWEET_NOT_FOUND) for a reply or quote of a tweet that is not there;
+    Errors: NOT_FOUND (TWEET_NOT_FOUND) for a reply or quote of a tweet that is not there, PERMISSION_DENIED
+    (BLOCKED) when its author and the caller block each other, either way;
     INVALID_ARGUMENT (REQUEST_ID_REUSED) for a request id used before with other content;
     RESOURCE_EXHAUSTED (OUTBOX_FULL) with a RetryInfo while the event log has been away for too long.
     """
@@ -62,6 +63,30 @@ class TweetServiceStub:
     again succeeds. Errors: NOT_FOUND when it never existed, PERMISSION_DENIED (NOT_THE_AUTHOR) for another's
     tweet, UNAVAILABLE when caches could not be told (it may be deleted; the retry completes it).
     """
+    UpdateTweet: _grpc.UnaryUnaryMultiCallable[_tweet_pb2.UpdateTweetRequest, _tweet_pb2.UpdateTweetResponse]
+    """Edits a tweet of the calling user: the same id, the text before kept as a revision, the new one seen by
+    whoever reads the tweet from now on. The same text again changes nothing. Errors: as for DeleteTweet, and as
+    for CreateTweet where the text is at fault; INVALID_ARGUMENT for a retweet, which has no text.
+    """
+    ListTweetRevisions: _grpc.UnaryUnaryMultiCallable[_tweet_pb2.ListTweetRevisionsRequest, _tweet_pb2.ListTweetRevisionsResponse]
+    """What a tweet's text has been, newest first, with the present one. Errors: NOT_FOUND when it never existed or
+    is deleted: its revisions are erased with it.
+    """
+    Retweet: _grpc.UnaryUnaryMultiCallable[_tweet_pb2.RetweetRequest, _tweet_pb2.RetweetResponse]
+    """Shows a tweet to the calling user's followers, as a tweet that refers to it. A retweet of a retweet refers to
+    the original. One per account and original: again, it is the one made before.
+    Errors: as for a quote in CreateTweet.
+    """
+    UndoRetweet: _grpc.UnaryUnaryMultiCallable[_tweet_pb2.UndoRetweetRequest, _tweet_pb2.UndoRetweetResponse]
+    """Takes the calling user's retweet of a tweet back. Again, or without one, it succeeds."""
+    Like: _grpc.UnaryUnaryMultiCallable[_tweet_pb2.LikeRequest, _tweet_pb2.LikeResponse]
+    """The calling user likes a tweet; of a retweet, its original. Again: changes nothing.
+    Errors: as for a quote in CreateTweet.
+    """
+    Unlike: _grpc.UnaryUnaryMultiCallable[_tweet_pb2.UnlikeRequest, _tweet_pb2.UnlikeResponse]
+    """The calling user likes a tweet no more. Again, or without a like, it succeeds."""
+    BatchGetEngagements: _grpc.UnaryUnaryMultiCallable[_tweet_pb2.BatchGetEngagementsRequest, _tweet_pb2.BatchGetEngagementsResponse]
+    """Which of up to 100 tweets the calling user has liked, and has retweeted: exact, also where counts lag."""
 
 @_typing.type_check_only
 class TweetServiceAsyncStub(TweetServiceStub):
@@ -74,7 +99,8 @@ class TweetServiceAsyncStub(TweetServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateTweet: _aio.UnaryUnaryMultiCallable[_tweet_pb2.CreateTweetRequest, _tweet_pb2.CreateTweetResponse]  # type: ignore[assignment]
     """Posts a tweet as the calling user. Never waits for fan-out.
-    Errors: NOT_FOUND (TWEET_NOT_FOUND) for a reply or quote of a tweet that is not there;
+    Errors: NOT_FOUND (TWEET_NOT_FOUND) for a reply or quote of a tweet that is not there, PERMISSION_DENIED
+    (BLOCKED) when its author and the caller block each other, either way;
     INVALID_ARGUMENT (REQUEST_ID_REUSED) for a request id used before with other content;
     RESOURCE_EXHAUSTED (OUTBOX_FULL) with a RetryInfo while the event log has been away for too long.
     """
@@ -97,6 +123,30 @@ class TweetServiceAsyncStub(TweetServiceStub):
     again succeeds. Errors: NOT_FOUND when it never existed, PERMISSION_DENIED (NOT_THE_AUTHOR) for another's
     tweet, UNAVAILABLE when caches could not be told (it may be deleted; the retry completes it).
     """
+    UpdateTweet: _aio.UnaryUnaryMultiCallable[_tweet_pb2.UpdateTweetRequest, _tweet_pb2.UpdateTweetResponse]  # type: ignore[assignment]
+    """Edits a tweet of the calling user: the same id, the text before kept as a revision, the new one seen by
+    whoever reads the tweet from now on. The same text again changes nothing. Errors: as for DeleteTweet, and as
+    for CreateTweet where the text is at fault; INVALID_ARGUMENT for a retweet, which has no text.
+    """
+    ListTweetRevisions: _aio.UnaryUnaryMultiCallable[_tweet_pb2.ListTweetRevisionsRequest, _tweet_pb2.ListTweetRevisionsResponse]  # type: ignore[assignment]
+    """What a tweet's text has been, newest first, with the present one. Errors: NOT_FOUND when it never existed or
+    is deleted: its revisions are erased with it.
+    """
+    Retweet: _aio.UnaryUnaryMultiCallable[_tweet_pb2.RetweetRequest, _tweet_pb2.RetweetResponse]  # type: ignore[assignment]
+    """Shows a tweet to the calling user's followers, as a tweet that refers to it. A retweet of a retweet refers to
+    the original. One per account and original: again, it is the one made before.
+    Errors: as for a quote in CreateTweet.
+    """
+    UndoRetweet: _aio.UnaryUnaryMultiCallable[_tweet_pb2.UndoRetweetRequest, _tweet_pb2.UndoRetweetResponse]  # type: ignore[assignment]
+    """Takes the calling user's retweet of a tweet back. Again, or without one, it succeeds."""
+    Like: _aio.UnaryUnaryMultiCallable[_tweet_pb2.LikeRequest, _tweet_pb2.LikeResponse]  # type: ignore[assignment]
+    """The calling user likes a tweet; of a retweet, its original. Again: changes nothing.
+    Errors: as for a quote in CreateTweet.
+    """
+    Unlike: _aio.UnaryUnaryMultiCallable[_tweet_pb2.UnlikeRequest, _tweet_pb2.UnlikeResponse]  # type: ignore[assignment]
+    """The calling user likes a tweet no more. Again, or without a like, it succeeds."""
+    BatchGetEngagements: _aio.UnaryUnaryMultiCallable[_tweet_pb2.BatchGetEngagementsRequest, _tweet_pb2.BatchGetEngagementsResponse]  # type: ignore[assignment]
+    """Which of up to 100 tweets the calling user has liked, and has retweeted: exact, also where counts lag."""
 
 class TweetServiceServicer(metaclass=_abc_1.ABCMeta):
     """Tweets: their texts, their authors' timelines, and the outbox that feeds fan-out.
@@ -112,7 +162,8 @@ class TweetServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_tweet_pb2.CreateTweetResponse, _abc.Awaitable[_tweet_pb2.CreateTweetResponse]]:
         """Posts a tweet as the calling user. Never waits for fan-out.
-        Errors: NOT_FOUND (TWEET_NOT_FOUND) for a reply or quote of a tweet that is not there;
+        Errors: NOT_FOUND (TWEET_NOT_FOUND) for a reply or quote of a tweet that is not there, PERMISSION_DENIED
+        (BLOCKED) when its author and the caller block each other, either way;
         INVALID_ARGUMENT (REQUEST_ID_REUSED) for a request id used before with other content;
         RESOURCE_EXHAUSTED (OUTBOX_FULL) with a RetryInfo while the event log has been away for too long.
         """
@@ -171,5 +222,71 @@ class TweetServiceServicer(metaclass=_abc_1.ABCMeta):
         again succeeds. Errors: NOT_FOUND when it never existed, PERMISSION_DENIED (NOT_THE_AUTHOR) for another's
         tweet, UNAVAILABLE when caches could not be told (it may be deleted; the retry completes it).
         """
+
+    @_abc_1.abstractmethod
+    def UpdateTweet(
+        self,
+        request: _tweet_pb2.UpdateTweetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tweet_pb2.UpdateTweetResponse, _abc.Awaitable[_tweet_pb2.UpdateTweetResponse]]:
+        """Edits a tweet of the calling user: the same id, the text before kept as a revision, the new one seen by
+        whoever reads the tweet from now on. The same text again changes nothing. Errors: as for DeleteTweet, and as
+        for CreateTweet where the text is at fault; INVALID_ARGUMENT for a retweet, which has no text.
+        """
+
+    @_abc_1.abstractmethod
+    def ListTweetRevisions(
+        self,
+        request: _tweet_pb2.ListTweetRevisionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tweet_pb2.ListTweetRevisionsResponse, _abc.Awaitable[_tweet_pb2.ListTweetRevisionsResponse]]:
+        """What a tweet's text has been, newest first, with the present one. Errors: NOT_FOUND when it never existed or
+        is deleted: its revisions are erased with it.
+        """
+
+    @_abc_1.abstractmethod
+    def Retweet(
+        self,
+        request: _tweet_pb2.RetweetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tweet_pb2.RetweetResponse, _abc.Awaitable[_tweet_pb2.RetweetResponse]]:
+        """Shows a tweet to the calling user's followers, as a tweet that refers to it. A retweet of a retweet refers to
+        the original. One per account and original: again, it is the one made before.
+        Errors: as for a quote in CreateTweet.
+        """
+
+    @_abc_1.abstractmethod
+    def UndoRetweet(
+        self,
+        request: _tweet_pb2.UndoRetweetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tweet_pb2.UndoRetweetResponse, _abc.Awaitable[_tweet_pb2.UndoRetweetResponse]]:
+        """Takes the calling user's retweet of a tweet back. Again, or without one, it succeeds."""
+
+    @_abc_1.abstractmethod
+    def Like(
+        self,
+        request: _tweet_pb2.LikeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tweet_pb2.LikeResponse, _abc.Awaitable[_tweet_pb2.LikeResponse]]:
+        """The calling user likes a tweet; of a retweet, its original. Again: changes nothing.
+        Errors: as for a quote in CreateTweet.
+        """
+
+    @_abc_1.abstractmethod
+    def Unlike(
+        self,
+        request: _tweet_pb2.UnlikeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tweet_pb2.UnlikeResponse, _abc.Awaitable[_tweet_pb2.UnlikeResponse]]:
+        """The calling user likes a tweet no more. Again, or without a like, it succeeds."""
+
+    @_abc_1.abstractmethod
+    def BatchGetEngagements(
+        self,
+        request: _tweet_pb2.BatchGetEngagementsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_tweet_pb2.BatchGetEngagementsResponse, _abc.Awaitable[_tweet_pb2.BatchGetEngagementsResponse]]:
+        """Which of up to 100 tweets the calling user has liked, and has retweeted: exact, also where counts lag."""
 
 def add_TweetServiceServicer_to_server(servicer: TweetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
