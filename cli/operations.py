@@ -20,6 +20,7 @@ from starling.fanout.v1 import fanout_pb2
 from starling.graph.v1 import graph_pb2
 
 _SERVING = "SERVING"
+_UINT64_MAX = (1 << 64) - 1
 
 
 @click.command("import-graph")
@@ -128,7 +129,7 @@ async def rebuild(session: Session, user: str) -> None:
 @click.command()
 @mesh_command
 async def status(session: Session) -> None:
-    """Show every service's health, fan-out's lag, and the pull threshold.
+    """Show every service's health, fan-out's lag, and its policy.
 
     The exit status is 1 unless all of them serve.
     """
@@ -140,19 +141,19 @@ async def status(session: Session) -> None:
         targets["valkey"] = address
         health["valkey"] = _SERVING if await probes.valkey(host, int(port))() else "UNREACHABLE"
     faults: list[str] = []
-    workers, threshold = list[fanout_pb2.GetFanoutStatusResponse](), 0
+    workers, policy = list[fanout_pb2.GetFanoutStatusResponse](), None
     if session.client.targets.fanout:
         with _noting("fan-out", faults):
             workers = await session.client.fanout_status()
     if health.get("graph_svc") == _SERVING:  # else its health says enough
         with _noting("policy", faults):
-            threshold = await session.client.pull_threshold()
+            policy = await session.client.fanout_policy()
     content = {
         "services": [{"name": name, "target": targets[name], "status": health[name]} for name in targets],
         "fanout": [to_json(worker) for worker in workers],
-        "policy": _policy_json(threshold) if threshold else None,
+        "policy": _policy_json(policy) if policy else None,
     }
-    policy_lines = ["", _policy_line(threshold)] if threshold else []
+    policy_lines = ["", *_policy_lines(policy)] if policy else []
     session.answer(content, *_health_lines(targets, health), *_fanout_lines(workers), *policy_lines)
     for fault in faults:
         click.echo(fault, err=True)
@@ -201,31 +202,51 @@ def _fanout_lines(workers: list[fanout_pb2.GetFanoutStatusResponse]) -> list[str
 @click.command()
 @click.option(
     "--pull-threshold",
-    type=click.IntRange(1, (1 << 64) - 1),  # What fits the message; graph_svc says what it takes.
+    type=click.IntRange(1, _UINT64_MAX),  # What fits the message; graph_svc says what it takes.
     default=None,
     metavar="N",
     help="Pull authors with N followers or more.",
 )
+@click.option(
+    "--pull-threshold-min",
+    type=click.IntRange(0, _UINT64_MAX),
+    default=None,
+    metavar="N",
+    help="Under lag the threshold falls no lower than N; 0: 10,000.",
+)
 @mesh_command
-async def policy(session: Session, pull_threshold: int | None) -> None:
+async def policy(session: Session, pull_threshold: int | None, pull_threshold_min: int | None) -> None:
     """Show the policy of fan-out, or set it.
 
     Authors with as many followers as the pull threshold are pulled by readers instead of pushed to them, and pushed
-    again below 80 % of it. Their modes follow a change within seconds.
+    again below 80 % of it. Their modes follow a change within seconds. While fan-out is behind, tasks of big authors
+    wait for others first, and then the threshold in force falls, for those who post; it rises again afterwards.
     """
-    if pull_threshold is None:
-        threshold = await session.client.pull_threshold()
-    else:
-        threshold = await session.client.set_pull_threshold(pull_threshold)
-    session.answer(_policy_json(threshold), _policy_line(threshold))
+    reply = await session.client.fanout_policy()
+    wanted = {"pull_threshold": pull_threshold, "pull_threshold_min": pull_threshold_min}
+    given = {name: value for name, value in wanted.items() if value is not None}
+    if given:
+        for name, value in given.items():
+            setattr(reply.policy, name, value)
+        await session.client.set_fanout_policy(reply.policy)
+        reply = await session.client.fanout_policy()
+    session.answer(_policy_json(reply), *_policy_lines(reply))
 
 
-def _policy_json(threshold: int) -> dict[str, Any]:
-    return to_json(graph_pb2.FanoutPolicy(pull_threshold=threshold))
+def _policy_json(reply: graph_pb2.GetFanoutPolicyResponse) -> dict[str, Any]:
+    return to_json(reply.policy) | {"pressure": to_json(reply.pressure)}
 
 
-def _policy_line(threshold: int) -> str:
-    return f"pull threshold: {threshold:,} followers"
+def _policy_lines(reply: graph_pb2.GetFanoutPolicyResponse) -> list[str]:
+    minimum = reply.policy.pull_threshold_min
+    under_lag = f", no lower than {minimum:,} under lag" if minimum else ""
+    pressure = reply.pressure
+    stage = "big authors' tasks wait" if pressure.big_tasks_slow else "none"
+    return [
+        f"pull threshold: {reply.policy.pull_threshold:,} followers{under_lag}",
+        f"pressure: {stage}; {pressure.lag_seconds:.1f} s behind; {pressure.pull_threshold:,} followers in force, "
+        f"changed {pressure.changes:,} times",
+    ]
 
 
 COMMANDS: tuple[click.Command, ...] = (import_graph_command, policy, status, rebuild)

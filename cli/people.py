@@ -1,4 +1,4 @@
-"""Commands about accounts and who follows whom."""
+"""Commands about accounts, and who follows, blocks and mutes whom."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -72,16 +72,16 @@ async def _principal(session: Session, name: str) -> Principal:
     return principals.user((await session.user(name)).user_id)
 
 
+_Change = Callable[[int, int], Awaitable[bool]]
+
+
 @click.command()
 @click.argument("user", metavar="USER")
 @click.argument("other", metavar="OTHER")
 @mesh_command
 async def follow(session: Session, user: str, other: str) -> None:
     """Let USER follow OTHER, from the next read on."""
-    follower, followee = await session.user(user), await session.user(other)
-    changed = await session.client.follow(follower.user_id, followee.user_id)
-    verb = "follows" if changed else "already followed"
-    session.answer({"changed": changed}, f"@{follower.handle} {verb} @{followee.handle}")
+    await _change(session, user, other, session.client.follow, "follows", "already followed")
 
 
 @click.command()
@@ -90,10 +90,50 @@ async def follow(session: Session, user: str, other: str) -> None:
 @mesh_command
 async def unfollow(session: Session, user: str, other: str) -> None:
     """Let USER follow OTHER no more."""
-    follower, followee = await session.user(user), await session.user(other)
-    changed = await session.client.unfollow(follower.user_id, followee.user_id)
-    verb = "no longer follows" if changed else "didn't follow"
-    session.answer({"changed": changed}, f"@{follower.handle} {verb} @{followee.handle}")
+    await _change(session, user, other, session.client.unfollow, "no longer follows", "didn't follow")
+
+
+@click.command()
+@click.argument("user", metavar="USER")
+@click.argument("other", metavar="OTHER")
+@mesh_command
+async def block(session: Session, user: str, other: str) -> None:
+    """Let USER block OTHER: neither follows or sees the other, from the next read on."""
+    await _change(session, user, other, session.client.block, "blocks", "already blocked")
+
+
+@click.command()
+@click.argument("user", metavar="USER")
+@click.argument("other", metavar="OTHER")
+@mesh_command
+async def unblock(session: Session, user: str, other: str) -> None:
+    """Let USER block OTHER no more; follows don't come back."""
+    await _change(session, user, other, session.client.unblock, "no longer blocks", "didn't block")
+
+
+@click.command()
+@click.argument("user", metavar="USER")
+@click.argument("other", metavar="OTHER")
+@mesh_command
+async def mute(session: Session, user: str, other: str) -> None:
+    """Hide OTHER from USER's home timeline, from the next read on; follows stay."""
+    await _change(session, user, other, session.client.mute, "mutes", "already muted")
+
+
+@click.command()
+@click.argument("user", metavar="USER")
+@click.argument("other", metavar="OTHER")
+@mesh_command
+async def unmute(session: Session, user: str, other: str) -> None:
+    """Hide OTHER from USER's home timeline no more."""
+    await _change(session, user, other, session.client.unmute, "no longer mutes", "didn't mute")
+
+
+async def _change(session: Session, user: str, other: str, change: _Change, done: str, before: str) -> None:
+    """Do something to another account; say `done`, or `before` when nothing changed."""
+    who, whom = await session.user(user), await session.user(other)
+    changed = await change(who.user_id, whom.user_id)
+    session.answer({"changed": changed}, f"@{who.handle} {done if changed else before} @{whom.handle}")
 
 
 @click.command()
@@ -134,4 +174,15 @@ def _line(found: graph_pb2.User) -> str:
     return f"@{found.handle:<15}  {safe(found.display_name)}"
 
 
-COMMANDS: tuple[click.Command, ...] = (user, token, follow, unfollow, following, followers)
+COMMANDS: tuple[click.Command, ...] = (
+    user,
+    token,
+    follow,
+    unfollow,
+    block,
+    unblock,
+    mute,
+    unmute,
+    following,
+    followers,
+)

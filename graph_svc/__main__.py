@@ -31,7 +31,7 @@ class GraphConfig(Config):
     """Path of the SQLite file."""
     bucket_size: int = Field(10_000, ge=1)
     """Followers to a bucket. Fixed once there are users: a follower never moves."""
-    pull_threshold: int = Field(100_000, ge=core.PULL_THRESHOLD_MIN, le=core.PULL_THRESHOLD_MAX)
+    pull_threshold: int = Field(100_000, ge=core.PULL_THRESHOLD_LEAST, le=core.PULL_THRESHOLD_MOST)
     """Followers from which an author is pulled, until an operator sets another number."""
 
 
@@ -48,14 +48,16 @@ class App:
         self._store = SqliteGraphStore(config.graph_database, bucket_size=config.bucket_size)
         self._snowflakes = Snowflakes(self._store, clock, process_name())
         producer = valkey_streams.StreamsProducer(self._valkey, [topics.FANOUT_TASKS_SLOW])
-        self._mover = ModeMover(self._store, producer, clock, config.pull_threshold)
+        delivering = [topics.TWEET_FANOUT, topics.FANOUT_TASKS, topics.FANOUT_TASKS_SLOW]
+        fanout_lag = valkey_streams.StreamsLagReader(self._valkey, delivering, topics.FANOUT_WORKERS)
+        self._mover = ModeMover(self._store, producer, fanout_lag, clock, config.pull_threshold)
         self._service = GraphService(
             store=self._store,
             versions=ViewerVersions(self._valkey),
             snowflakes=self._snowflakes,
             page_tokens=PageTokens([key.get_secret_value() for key in config.page_token_keys]),
             clock=clock,
-            threshold=self._mover.threshold,
+            mover=self._mover,
         )
 
     def register(self, server: grpc.aio.Server) -> list[str]:

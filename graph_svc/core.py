@@ -3,13 +3,14 @@
 import re
 import unicodedata
 
-from graph_svc.store import DrainTask, Mode, User
+from graph_svc.pressure import Pressure
+from graph_svc.store import DrainTask, FanoutPolicy, Mode, User
 from mesh.errors import InvalidArgumentError
 from starling.event.v1 import event_pb2
 from starling.graph.v1 import graph_pb2
 
 DISPLAY_NAME_MAX = 50
-PULL_THRESHOLD_MIN, PULL_THRESHOLD_MAX = 2, 1_000_000_000
+PULL_THRESHOLD_LEAST, PULL_THRESHOLD_MOST = 2, 1_000_000_000
 _PUSH_BELOW_PERCENT = 80
 _HANDLE = re.compile(r"[A-Za-z0-9_]{1,15}")
 
@@ -52,11 +53,29 @@ def push_below(pull_threshold: int) -> int:
     return pull_threshold * _PUSH_BELOW_PERCENT // 100
 
 
-def pull_threshold(policy: graph_pb2.FanoutPolicy) -> int:
-    """The threshold of a policy. Raises InvalidArgumentError."""
-    if not PULL_THRESHOLD_MIN <= policy.pull_threshold <= PULL_THRESHOLD_MAX:
-        raise InvalidArgumentError("policy.pull_threshold", f"Must be {PULL_THRESHOLD_MIN} to {PULL_THRESHOLD_MAX:,}.")
-    return policy.pull_threshold
+def fanout_policy(policy: graph_pb2.FanoutPolicy) -> FanoutPolicy:
+    """A policy that may be. Raises InvalidArgumentError."""
+    least, most = PULL_THRESHOLD_LEAST, PULL_THRESHOLD_MOST
+    if not least <= policy.pull_threshold <= most:
+        raise InvalidArgumentError("policy.pull_threshold", f"Must be {least} to {most:,}.")
+    if policy.pull_threshold_min and not least <= policy.pull_threshold_min <= policy.pull_threshold:
+        raise InvalidArgumentError("policy.pull_threshold_min", f"Must be 0, or {least} to the pull threshold.")
+    return FanoutPolicy(policy.pull_threshold, policy.pull_threshold_min)
+
+
+def policy_response(policy: FanoutPolicy, pressure: Pressure) -> graph_pb2.GetFanoutPolicyResponse:
+    """A policy, and what lag makes of it, as the protos say it."""
+    return graph_pb2.GetFanoutPolicyResponse(
+        policy=graph_pb2.FanoutPolicy(
+            pull_threshold=policy.pull_threshold, pull_threshold_min=policy.pull_threshold_min
+        ),
+        pressure=graph_pb2.FanoutPressure(
+            lag_seconds=pressure.lag_seconds,
+            big_tasks_slow=pressure.slow,
+            pull_threshold=pressure.threshold(policy),
+            changes=pressure.changes,
+        ),
+    )
 
 
 def mode_message(mode: Mode) -> graph_pb2.AuthorMode.ValueType:

@@ -1,14 +1,15 @@
-"""The background job that moves authors between modes as their counts change, and has lists drained."""
+"""The background job that moves authors between modes as counts and lag change, and has lists drained."""
 
 import asyncio
 import logging
 from contextlib import suppress
 
 from graph_svc.core import drain_event, push_below
-from graph_svc.store import AuthorModes
+from graph_svc.pressure import Pressure, Traffic, lag_that_counts, observe
+from graph_svc.store import AuthorModes, Busy, FanoutPolicy
 from mesh.clock import Clock
-from mesh.errors import StarlingError
-from mesh.eventlog.port import LogFullError, Producer
+from mesh.errors import StarlingError, UnavailableError
+from mesh.eventlog.port import LagReader, LogFullError, Producer
 from mesh.eventlog.topics import FANOUT_TASKS_SLOW
 
 log = logging.getLogger(__name__)
@@ -17,30 +18,71 @@ KEEP_MS = 3_600_000
 """Drain tasks are kept so long after they were published: a log that lost its last moments gets them again."""
 BATCH = 500
 _STEP_SECONDS = 1.0
+_LOOK_SECONDS = 0.5
 _PRUNE_EVERY = 60
 
 
 class ModeMover:
-    """One step: move who is to be moved, then publish the drain tasks that aren't in the log."""
+    """One step: look at the lag, move who is to be moved, then publish the drain tasks that aren't in the log.
 
-    def __init__(self, store: AuthorModes, producer: Producer, clock: Clock, pull_threshold: int) -> None:
+    `fanout_lag`: of all topics with deliveries. `pull_threshold`: until an operator sets a policy.
+    """
+
+    def __init__(
+        self, store: AuthorModes, producer: Producer, fanout_lag: LagReader, clock: Clock, pull_threshold: int
+    ) -> None:
         self._store = store
         self._producer = producer
+        self._fanout_lag = fanout_lag
         self._clock = clock
-        self._pull_threshold = pull_threshold
+        self._configured = FanoutPolicy(pull_threshold)
+        self._looked = float("-inf")
+        self._traffic = Traffic()
+        self.pressure = Pressure()
+        """What lag makes of the policy now."""
 
-    async def threshold(self) -> int:
-        """The operator's threshold, or the configured one. Raises UnavailableError."""
-        return await self._store.pull_threshold() or self._pull_threshold
+    async def policy(self) -> FanoutPolicy:
+        """The operator's policy, or the configured one. Raises UnavailableError."""
+        return await self._store.fanout_policy() or self._configured
+
+    def asked(self, author_id: int) -> None:
+        """Fan-out asks for an author's mode: the author posts."""
+        self._traffic.asked(author_id, self._clock.monotonic())
 
     async def step(self) -> int:
         """Returns how many authors moved and tasks went out: 0 when all is as it should be.
 
         Raises UnavailableError and LogFullError; authors may have moved then, and the next step goes on.
         """
-        threshold = await self.threshold()
-        moved = await self._store.move_modes(threshold, push_below(threshold), self._clock.now_ms())
+        policy = await self.policy()
+        await self._look(policy)
+        in_force = self.pressure.threshold(policy)
+        busy = Busy(self._traffic.authors(self._clock.monotonic()), in_force)
+        moved = await self._store.move_modes(
+            policy.pull_threshold,
+            push_below(in_force),
+            self._clock.now_ms(),
+            busy if in_force < policy.pull_threshold else None,
+        )
         return moved + await self._publish()
+
+    async def _look(self, policy: FanoutPolicy) -> None:
+        now = self._clock.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        lag_seconds: float | None = None
+        with suppress(UnavailableError):
+            draining = self.pressure.slow and await self._store.is_draining()
+            lag_seconds = lag_that_counts(self.pressure, await self._fanout_lag.lag(), draining)
+        before, self.pressure = self.pressure, observe(self.pressure, now, lag_seconds, policy)
+        if (before.slow, before.halvings) != (self.pressure.slow, self.pressure.halvings):
+            log.warning(
+                "fan-out is %.1f s behind: big authors' tasks are %s, the pull threshold in force is %d",
+                self.pressure.lag_seconds,
+                "slow" if self.pressure.slow else "as usual",
+                self.pressure.threshold(policy),
+            )
 
     async def _publish(self) -> int:
         now = self._clock.now_ms()

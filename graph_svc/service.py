@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from graph_svc import core
+from graph_svc.modes import ModeMover
 from graph_svc.store import AuthorState, DrainTask, GraphStore, Mode, ModeChange, User
 from mesh import checks, failpoints, principals
 from mesh.caches.viewer_versions import ViewerVersions
@@ -24,6 +25,13 @@ ALLOWED: Allowed = {
     _SERVICE + "BatchGetUsers": ANYONE,
     _SERVICE + "Follow": USERS,
     _SERVICE + "Unfollow": USERS,
+    _SERVICE + "Block": USERS,
+    _SERVICE + "Unblock": USERS,
+    _SERVICE + "Mute": USERS,
+    _SERVICE + "Unmute": USERS,
+    _SERVICE + "ListBlocked": USERS,
+    _SERVICE + "ListMuted": USERS,
+    _SERVICE + "CheckBlocks": SERVICES,
     _SERVICE + "ImportFollows": OPERATORS,
     _SERVICE + "ListFollowers": ANYONE,
     _SERVICE + "ListFollowing": ANYONE,
@@ -39,6 +47,7 @@ ALLOWED: Allowed = {
 _BATCH_MAX = 100
 _EDGES_MAX = 1_000
 _PAGE_MAX = 1_000
+_CHECKS_MAX = 1_000
 _WATCH_CHUNK = 4_096
 _WATCH_SECONDS = 8.0
 """A watch ends after so long, within the grace that an old connection has; the reader calls again."""
@@ -46,6 +55,12 @@ _WATCH_POLL_SECONDS = 0.5
 _HEARTBEAT_SECONDS = 3.0
 
 _Page = Callable[[int, int, int], Awaitable[list[int]]]
+_PageRequest = (
+    graph_pb2.ListFollowersRequest
+    | graph_pb2.ListFollowingRequest
+    | graph_pb2.ListBlockedRequest
+    | graph_pb2.ListMutedRequest
+)
 
 
 class GraphService(graph_pb2_grpc.GraphServiceServicer):
@@ -59,10 +74,10 @@ class GraphService(graph_pb2_grpc.GraphServiceServicer):
         snowflakes: Snowflakes,
         page_tokens: PageTokens,
         clock: Clock,
-        threshold: Callable[[], Awaitable[int]],
+        mover: ModeMover,
         stream_chunk: int = 4_096,
     ) -> None:
-        self._threshold = threshold
+        self._mover = mover
         self._store = store
         self._versions = versions
         self._snowflakes = snowflakes
@@ -110,7 +125,7 @@ class GraphService(graph_pb2_grpc.GraphServiceServicer):
 
     async def Follow(self, request: graph_pb2.FollowRequest, context: Any) -> graph_pb2.FollowResponse:
         """See the proto."""
-        follower_id, followee_id = _pair(request.followee_id)
+        follower_id, followee_id = _pair("followee_id", request.followee_id, "follow")
         changed = await self._store.follow(follower_id, followee_id)
         if failpoints.ARMED:
             failpoints.hit("before-version-copy-deleted")
@@ -120,10 +135,45 @@ class GraphService(graph_pb2_grpc.GraphServiceServicer):
 
     async def Unfollow(self, request: graph_pb2.UnfollowRequest, context: Any) -> graph_pb2.UnfollowResponse:
         """See the proto."""
-        follower_id, followee_id = _pair(request.followee_id)
+        follower_id, followee_id = _pair("followee_id", request.followee_id, "follow")
         changed = await self._store.unfollow(follower_id, followee_id)
         await self._versions.invalidate([follower_id])
         return graph_pb2.UnfollowResponse(changed=changed)
+
+    async def Block(self, request: graph_pb2.BlockRequest, context: Any) -> graph_pb2.BlockResponse:
+        """See the proto."""
+        blocker_id, blocked_id = _pair("user_id", request.user_id, "block")
+        changed = await self._store.block(blocker_id, blocked_id)
+        await self._versions.invalidate([blocker_id, blocked_id])
+        return graph_pb2.BlockResponse(changed=changed)
+
+    async def Unblock(self, request: graph_pb2.UnblockRequest, context: Any) -> graph_pb2.UnblockResponse:
+        """See the proto."""
+        blocker_id, blocked_id = _pair("user_id", request.user_id, "block")
+        changed = await self._store.unblock(blocker_id, blocked_id)
+        await self._versions.invalidate([blocker_id, blocked_id])
+        return graph_pb2.UnblockResponse(changed=changed)
+
+    async def Mute(self, request: graph_pb2.MuteRequest, context: Any) -> graph_pb2.MuteResponse:
+        """See the proto."""
+        muter_id, muted_id = _pair("user_id", request.user_id, "mute")
+        changed = await self._store.mute(muter_id, muted_id)
+        await self._versions.invalidate([muter_id])
+        return graph_pb2.MuteResponse(changed=changed)
+
+    async def Unmute(self, request: graph_pb2.UnmuteRequest, context: Any) -> graph_pb2.UnmuteResponse:
+        """See the proto."""
+        muter_id, muted_id = _pair("user_id", request.user_id, "mute")
+        changed = await self._store.unmute(muter_id, muted_id)
+        await self._versions.invalidate([muter_id])
+        return graph_pb2.UnmuteResponse(changed=changed)
+
+    async def CheckBlocks(self, request: graph_pb2.CheckBlocksRequest, context: Any) -> graph_pb2.CheckBlocksResponse:
+        """See the proto."""
+        user_id = checks.required_id("user_id", request.user_id)
+        other_ids = checks.batch("other_ids", request.other_ids, _CHECKS_MAX)
+        blocked_by_ids, blocked_ids = await self._store.check_blocks(user_id, other_ids)
+        return graph_pb2.CheckBlocksResponse(blocked_by_ids=blocked_by_ids, blocked_ids=blocked_ids)
 
     async def ImportFollows(
         self, requests: AsyncIterator[graph_pb2.ImportFollowsRequest], context: Any
@@ -143,20 +193,31 @@ class GraphService(graph_pb2_grpc.GraphServiceServicer):
         self, request: graph_pb2.ListFollowersRequest, context: Any
     ) -> graph_pb2.ListFollowersResponse:
         """See the proto."""
-        ids, token = await self._page("ListFollowers", request, self._store.list_followers)
+        user_id = checks.required_id("user_id", request.user_id)
+        ids, token = await self._page("ListFollowers", user_id, request, self._store.list_followers)
         return graph_pb2.ListFollowersResponse(user_ids=ids, next_page_token=token)
 
     async def ListFollowing(
         self, request: graph_pb2.ListFollowingRequest, context: Any
     ) -> graph_pb2.ListFollowingResponse:
         """See the proto."""
-        ids, token = await self._page("ListFollowing", request, self._store.list_following)
+        user_id = checks.required_id("user_id", request.user_id)
+        ids, token = await self._page("ListFollowing", user_id, request, self._store.list_following)
         return graph_pb2.ListFollowingResponse(user_ids=ids, next_page_token=token)
 
-    async def _page(
-        self, rpc: str, request: graph_pb2.ListFollowersRequest | graph_pb2.ListFollowingRequest, page: _Page
-    ) -> tuple[Sequence[int], str]:
-        user_id = checks.required_id("user_id", request.user_id)
+    async def ListBlocked(self, request: graph_pb2.ListBlockedRequest, context: Any) -> graph_pb2.ListBlockedResponse:
+        """See the proto."""
+        user_id = principals.current.get().user_id
+        ids, token = await self._page("ListBlocked", user_id, request, self._store.list_blocked)
+        return graph_pb2.ListBlockedResponse(user_ids=ids, next_page_token=token)
+
+    async def ListMuted(self, request: graph_pb2.ListMutedRequest, context: Any) -> graph_pb2.ListMutedResponse:
+        """See the proto."""
+        user_id = principals.current.get().user_id
+        ids, token = await self._page("ListMuted", user_id, request, self._store.list_muted)
+        return graph_pb2.ListMutedResponse(user_ids=ids, next_page_token=token)
+
+    async def _page(self, rpc: str, user_id: int, request: _PageRequest, page: _Page) -> tuple[Sequence[int], str]:
         size = checks.page_size(request.page_size, maximum=_PAGE_MAX)
         binding = (str(principals.current.get()), user_id)
         after = self._page_tokens.decode(rpc, binding, request.page_token) if request.page_token else 0
@@ -192,7 +253,11 @@ class GraphService(graph_pb2_grpc.GraphServiceServicer):
         if viewer is None:
             raise NotFoundError("No such user.", reason="USER_NOT_FOUND", user_id=str(viewer_id))
         return graph_pb2.GetViewerContextResponse(
-            version=viewer.version, followee_ids=viewer.followee_ids, since=viewer.since
+            version=viewer.version,
+            followee_ids=viewer.followee_ids,
+            since=viewer.since,
+            blocked_ids=viewer.blocked_ids,
+            muted_ids=viewer.muted_ids,
         )
 
     async def _author_state(self, author_id: int) -> AuthorState:
@@ -205,12 +270,15 @@ class GraphService(graph_pb2_grpc.GraphServiceServicer):
         self, request: graph_pb2.GetAuthorModeRequest, context: Any
     ) -> graph_pb2.GetAuthorModeResponse:
         """See the proto."""
-        state = await self._author_state(checks.required_id("author_id", request.author_id))
+        author_id = checks.required_id("author_id", request.author_id)
+        state = await self._author_state(author_id)
+        self._mover.asked(author_id)
         return graph_pb2.GetAuthorModeResponse(
             mode=core.mode_message(state.mode),
             epoch=state.epoch,
             age_seconds=max(0, self._clock.now_ms() - state.since_ms) / 1_000,
             bucket_count=state.bucket_count,
+            slow=self._mover.pressure.slow and state.bucket_count > 1,
         )
 
     async def CompleteDrain(
@@ -250,14 +318,13 @@ class GraphService(graph_pb2_grpc.GraphServiceServicer):
         self, request: graph_pb2.GetFanoutPolicyRequest, context: Any
     ) -> graph_pb2.GetFanoutPolicyResponse:
         """See the proto."""
-        policy = graph_pb2.FanoutPolicy(pull_threshold=await self._threshold())
-        return graph_pb2.GetFanoutPolicyResponse(policy=policy)
+        return core.policy_response(await self._mover.policy(), self._mover.pressure)
 
     async def UpdateFanoutPolicy(
         self, request: graph_pb2.UpdateFanoutPolicyRequest, context: Any
     ) -> graph_pb2.UpdateFanoutPolicyResponse:
         """See the proto."""
-        await self._store.set_pull_threshold(core.pull_threshold(request.policy))
+        await self._store.set_fanout_policy(core.fanout_policy(request.policy))
         return graph_pb2.UpdateFanoutPolicyResponse(policy=request.policy)
 
 
@@ -268,9 +335,9 @@ def _changes_message(as_of_ms: int, changes: Sequence[ModeChange]) -> graph_pb2.
     return message
 
 
-def _pair(followee_id: int) -> tuple[int, int]:
-    """Follower and followee of a request by the calling user."""
-    follower_id = principals.current.get().user_id
-    if checks.required_id("followee_id", followee_id) == follower_id:
-        raise InvalidArgumentError("followee_id", "Nobody follows themselves.", reason="SELF_FOLLOW")
-    return follower_id, followee_id
+def _pair(field: str, other_id: int, verb: str) -> tuple[int, int]:
+    """The calling user, and the other whom a request names in `field`. Raises InvalidArgumentError (SELF_<VERB>)."""
+    user_id = principals.current.get().user_id
+    if checks.required_id(field, other_id) == user_id:
+        raise InvalidArgumentError(field, f"Nobody {verb}s themselves.", reason=f"SELF_{verb.upper()}")
+    return user_id, other_id

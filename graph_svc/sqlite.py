@@ -12,8 +12,8 @@ from pathlib import Path
 from graph_svc.sqlite_modes import SCHEMA as MODES_SCHEMA
 from graph_svc.sqlite_modes import USER_COLUMNS as MODES_USER_COLUMNS
 from graph_svc.sqlite_modes import SqliteAuthorModes
-from graph_svc.store import FOLLOWEES_MAX, ImportCounts, User, ViewerContext
-from mesh.errors import ConfigurationError, FailedPreconditionError, NotFoundError
+from graph_svc.store import BLOCKS_MAX, FOLLOWEES_MAX, MUTES_MAX, ImportCounts, User, ViewerContext
+from mesh.errors import ConfigurationError, FailedPreconditionError, NotFoundError, PermissionDeniedError
 from mesh.sqlite import Database, key
 from mesh.sqlite_leases import SCHEMA as LEASES_SCHEMA
 from mesh.sqlite_leases import SqliteWorkerLeases
@@ -48,6 +48,16 @@ CREATE TABLE IF NOT EXISTS followers (
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS followers_by_bucket
     ON followers (followee_id, bucket, follower_id) WHERE active = 1;
+CREATE TABLE IF NOT EXISTS blocks (
+    blocker_id INTEGER NOT NULL,
+    blocked_id INTEGER NOT NULL,
+    PRIMARY KEY (blocker_id, blocked_id)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS mutes (
+    muter_id INTEGER NOT NULL,
+    muted_id INTEGER NOT NULL,
+    PRIMARY KEY (muter_id, muted_id)
+) WITHOUT ROWID;
 """
     + MODES_SCHEMA
 )
@@ -119,12 +129,10 @@ class SqliteGraphStore(SqliteWorkerLeases, SqliteAuthorModes):
 
         def work(connection: sqlite3.Connection) -> bool:
             _require_users(connection, pair)
-            ended = connection.execute("DELETE FROM following WHERE follower_id = ? AND followee_id = ?", pair)
-            if ended.rowcount == 0:
-                return False
-            connection.execute("UPDATE followers SET active = 0 WHERE follower_id = ? AND followee_id = ?", pair)
-            _count(connection, pair, -1)
-            return True
+            ended = _end_follow(connection, *pair)
+            if ended:
+                _count_version(connection, pair[:1])
+            return ended
 
         return await self._database.write(work)
 
@@ -138,7 +146,7 @@ class SqliteGraphStore(SqliteWorkerLeases, SqliteAuthorModes):
                     continue
                 try:
                     made = self._follow(connection, follower_id, followee_id)
-                except (NotFoundError, FailedPreconditionError):
+                except (NotFoundError, PermissionDeniedError, FailedPreconditionError):
                     continue
                 created += made
                 existing += not made
@@ -152,6 +160,7 @@ class SqliteGraphStore(SqliteWorkerLeases, SqliteAuthorModes):
         _require_users(connection, pair)
         if connection.execute("SELECT 1 FROM following WHERE follower_id = ? AND followee_id = ?", pair).fetchone():
             return False
+        _refuse_when_blocked(connection, *pair)
         version, followees = connection.execute(
             "SELECT version, following_count FROM users WHERE user_id = ?", pair[:1]
         ).fetchone()
@@ -161,7 +170,8 @@ class SqliteGraphStore(SqliteWorkerLeases, SqliteAuthorModes):
             )
         self._put_follower(connection, *pair)
         connection.execute("INSERT INTO following VALUES (?, ?, ?)", (*pair, version + 1))
-        _count(connection, pair, 1)
+        _count(connection, *pair, 1)
+        _count_version(connection, pair[:1])
         return True
 
     def _put_follower(self, connection: sqlite3.Connection, follower_id: int, followee_id: int) -> None:
@@ -176,6 +186,90 @@ class SqliteGraphStore(SqliteWorkerLeases, SqliteAuthorModes):
             ).fetchone()
             bucket = (rows - 1) // self._bucket_size
             connection.execute("INSERT INTO followers VALUES (?, ?, ?, 1)", (followee_id, follower_id, bucket))
+
+    async def block(self, blocker_id: int, blocked_id: int) -> bool:
+        """See the port."""
+        blocker, blocked = pair = key(blocker_id), key(blocked_id)
+
+        def work(connection: sqlite3.Connection) -> bool:
+            _require_users(connection, pair)
+            if connection.execute("SELECT 1 FROM blocks WHERE blocker_id = ? AND blocked_id = ?", pair).fetchone():
+                return False
+            (blocks,) = connection.execute("SELECT count(*) FROM blocks WHERE blocker_id = ?", pair[:1]).fetchone()
+            if blocks >= BLOCKS_MAX:
+                raise FailedPreconditionError(
+                    f"At most {BLOCKS_MAX:,} accounts can be blocked.", reason="BLOCK_LIMIT_REACHED"
+                )
+            _end_follow(connection, blocker, blocked)
+            _end_follow(connection, blocked, blocker)
+            connection.execute("INSERT INTO blocks VALUES (?, ?)", pair)
+            _count_version(connection, pair)
+            return True
+
+        return await self._database.write(work)
+
+    async def unblock(self, blocker_id: int, blocked_id: int) -> bool:
+        """See the port."""
+        pair = (key(blocker_id), key(blocked_id))
+
+        def work(connection: sqlite3.Connection) -> bool:
+            _require_users(connection, pair)
+            ended = connection.execute("DELETE FROM blocks WHERE blocker_id = ? AND blocked_id = ?", pair)
+            if ended.rowcount:
+                _count_version(connection, pair)
+            return ended.rowcount > 0
+
+        return await self._database.write(work)
+
+    async def mute(self, muter_id: int, muted_id: int) -> bool:
+        """See the port."""
+        pair = (key(muter_id), key(muted_id))
+
+        def work(connection: sqlite3.Connection) -> bool:
+            _require_users(connection, pair)
+            if connection.execute("SELECT 1 FROM mutes WHERE muter_id = ? AND muted_id = ?", pair).fetchone():
+                return False
+            (mutes,) = connection.execute("SELECT count(*) FROM mutes WHERE muter_id = ?", pair[:1]).fetchone()
+            if mutes >= MUTES_MAX:
+                raise FailedPreconditionError(
+                    f"At most {MUTES_MAX:,} accounts can be muted.", reason="MUTE_LIMIT_REACHED"
+                )
+            connection.execute("INSERT INTO mutes VALUES (?, ?)", pair)
+            _count_version(connection, pair[:1])
+            return True
+
+        return await self._database.write(work)
+
+    async def unmute(self, muter_id: int, muted_id: int) -> bool:
+        """See the port."""
+        pair = (key(muter_id), key(muted_id))
+
+        def work(connection: sqlite3.Connection) -> bool:
+            _require_users(connection, pair)
+            ended = connection.execute("DELETE FROM mutes WHERE muter_id = ? AND muted_id = ?", pair)
+            if ended.rowcount:
+                _count_version(connection, pair[:1])
+            return ended.rowcount > 0
+
+        return await self._database.write(work)
+
+    async def check_blocks(self, user_id: int, other_ids: Sequence[int]) -> tuple[list[int], list[int]]:
+        """See the port."""
+        marks = ",".join("?" * len(other_ids))
+        arguments = (key(user_id), *map(key, other_ids))
+
+        def work(connection: sqlite3.Connection) -> tuple[list[int], list[int]]:
+            blocked_by = connection.execute(
+                f"SELECT blocker_id FROM blocks WHERE blocked_id = ? AND blocker_id IN ({marks}) ORDER BY blocker_id",
+                arguments,
+            )
+            blocked = connection.execute(
+                f"SELECT blocked_id FROM blocks WHERE blocker_id = ? AND blocked_id IN ({marks}) ORDER BY blocked_id",
+                arguments,
+            )
+            return [row[0] for row in blocked_by], [row[0] for row in blocked]
+
+        return await self._database.read(work)
 
     async def followers(self, author_id: int, bucket: int, after_id: int, limit: int) -> list[int]:
         """See the port."""
@@ -200,24 +294,44 @@ class SqliteGraphStore(SqliteWorkerLeases, SqliteAuthorModes):
             (key(user_id), key(after_id), limit),
         )
 
+    async def list_blocked(self, user_id: int, after_id: int, limit: int) -> list[int]:
+        """See the port."""
+        return await self._ids(
+            "SELECT blocked_id FROM blocks WHERE blocker_id = ? AND blocked_id > ? ORDER BY blocked_id LIMIT ?",
+            (key(user_id), key(after_id), limit),
+        )
+
+    async def list_muted(self, user_id: int, after_id: int, limit: int) -> list[int]:
+        """See the port."""
+        return await self._ids(
+            "SELECT muted_id FROM mutes WHERE muter_id = ? AND muted_id > ? ORDER BY muted_id LIMIT ?",
+            (key(user_id), key(after_id), limit),
+        )
+
     async def _ids(self, sql: str, arguments: tuple[int, ...]) -> list[int]:
         return await self._database.read(lambda connection: [row[0] for row in connection.execute(sql, arguments)])
 
     async def viewer_context(self, viewer_id: int) -> ViewerContext | None:
         """See the port."""
 
+        viewer = (key(viewer_id),)
+
         def work(connection: sqlite3.Connection) -> ViewerContext | None:
-            row = connection.execute("SELECT version FROM users WHERE user_id = ?", (key(viewer_id),)).fetchone()
+            row = connection.execute("SELECT version FROM users WHERE user_id = ?", viewer).fetchone()
             if row is None:
                 return None
             followees, since = array("Q"), array("Q")
             for followee_id, since_version in connection.execute(
-                "SELECT followee_id, since FROM following WHERE follower_id = ? ORDER BY followee_id",
-                (key(viewer_id),),
+                "SELECT followee_id, since FROM following WHERE follower_id = ? ORDER BY followee_id", viewer
             ):
                 followees.append(followee_id)
                 since.append(since_version)
-            return ViewerContext(row[0], followees, since)
+            blocked = connection.execute(
+                "SELECT blocked_id FROM blocks WHERE blocker_id = ? ORDER BY blocked_id", viewer
+            )
+            muted = connection.execute("SELECT muted_id FROM mutes WHERE muter_id = ? ORDER BY muted_id", viewer)
+            blocked_ids, muted_ids = array("Q", (row[0] for row in blocked)), array("Q", (row[0] for row in muted))
+            return ViewerContext(row[0], followees, since, blocked_ids, muted_ids)
 
         return await self._database.read(work)
 
@@ -228,10 +342,29 @@ def _require_users(connection: sqlite3.Connection, user_ids: Sequence[int]) -> N
             raise NotFoundError("No such user.", reason="USER_NOT_FOUND", user_id=str(user_id))
 
 
-def _count(connection: sqlite3.Connection, pair: tuple[int, int], change: int) -> None:
-    follower_id, followee_id = pair
+def _refuse_when_blocked(connection: sqlite3.Connection, user_id: int, other_id: int) -> None:
+    for pair in ((user_id, other_id), (other_id, user_id)):
+        if connection.execute("SELECT 1 FROM blocks WHERE blocker_id = ? AND blocked_id = ?", pair).fetchone():
+            raise PermissionDeniedError("One of the two blocks the other.", reason="BLOCKED")
+
+
+def _end_follow(connection: sqlite3.Connection, follower_id: int, followee_id: int) -> bool:
+    """Both sides of it, and the counts; False, and no change, when there is none. The version is the caller's."""
+    pair = (follower_id, followee_id)
+    ended = connection.execute("DELETE FROM following WHERE follower_id = ? AND followee_id = ?", pair)
+    if ended.rowcount == 0:
+        return False
+    connection.execute("UPDATE followers SET active = 0 WHERE follower_id = ? AND followee_id = ?", pair)
+    _count(connection, *pair, -1)
+    return True
+
+
+def _count_version(connection: sqlite3.Connection, user_ids: Sequence[int]) -> None:
+    connection.executemany("UPDATE users SET version = version + 1 WHERE user_id = ?", [(i,) for i in user_ids])
+
+
+def _count(connection: sqlite3.Connection, follower_id: int, followee_id: int, change: int) -> None:
     connection.execute(
-        "UPDATE users SET following_count = following_count + ?, version = version + 1 WHERE user_id = ?",
-        (change, follower_id),
+        "UPDATE users SET following_count = following_count + ? WHERE user_id = ?", (change, follower_id)
     )
     connection.execute("UPDATE users SET follower_count = follower_count + ? WHERE user_id = ?", (change, followee_id))

@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Sequence
 
-from graph_svc.store import AuthorState, DrainTask, Mode, ModeChange
+from graph_svc.store import AuthorState, Busy, DrainTask, FanoutPolicy, Mode, ModeChange
 from mesh.sqlite import Database, key
 
 # Joined to the schema of sqlite.py, whose `users` table has the modes' columns.
@@ -31,6 +31,7 @@ USER_COLUMNS = """
 _MOVES_MAX = 500
 _PRUNE_MAX = 1_000
 _THRESHOLD = "pull_threshold"
+_THRESHOLD_MIN = "pull_threshold_min"
 _BUCKET_SIZE = "bucket_size"
 _INCARNATION = "log_incarnation"
 
@@ -66,11 +67,11 @@ class SqliteAuthorModes:
 
         return await self._modes_database.read(work)
 
-    async def move_modes(self, pull_from: int, push_below: int, now_ms: int) -> int:
+    async def move_modes(self, pull_from: int, push_below: int, now_ms: int, busy: Busy | None = None) -> int:
         """See the port."""
 
-        def to_move(connection: sqlite3.Connection) -> list[tuple[int, Mode, int]]:
-            moves: list[tuple[int, Mode, int]] = []
+        def to_move(connection: sqlite3.Connection) -> dict[int, tuple[Mode, int]]:
+            moves: dict[int, tuple[Mode, int]] = {}
             for mode, condition, bound, following in (
                 (Mode.PUSH, ">=", pull_from, Mode.PULL),
                 (Mode.DRAIN, ">=", pull_from, Mode.PULL),
@@ -80,12 +81,20 @@ class SqliteAuthorModes:
                     f"SELECT user_id, follower_rows FROM users WHERE mode = ? AND follower_count {condition} ? LIMIT ?",
                     (mode, bound, _MOVES_MAX),
                 )
-                moves += [(row[0], following, row[1]) for row in rows]
+                moves |= {row[0]: (following, row[1]) for row in rows}
+            if busy:
+                marks = ",".join("?" * len(busy.author_ids))
+                rows = connection.execute(
+                    "SELECT user_id, follower_rows FROM users"
+                    f" WHERE user_id IN ({marks}) AND mode <> ? AND follower_count >= ? LIMIT ?",
+                    (*map(key, busy.author_ids), Mode.PULL, busy.pull_from, _MOVES_MAX),
+                )
+                moves |= {row[0]: (Mode.PULL, row[1]) for row in rows}
             return moves
 
         def work(connection: sqlite3.Connection) -> int:
             moves = to_move(connection)
-            for author_id, mode, follower_rows in moves:
+            for author_id, (mode, follower_rows) in moves.items():
                 epoch = _set_mode(connection, author_id, mode, now_ms)
                 if mode is Mode.DRAIN:
                     buckets = range(self._buckets(follower_rows))
@@ -98,6 +107,16 @@ class SqliteAuthorModes:
         if not await self._modes_database.read(to_move):  # Nearly always: no write for nothing.
             return 0
         return await self._modes_database.write(work)
+
+    async def is_draining(self) -> bool:
+        """See the port."""
+
+        def work(connection: sqlite3.Connection) -> bool:
+            return (
+                connection.execute("SELECT 1 FROM users WHERE mode = ? LIMIT 1", (Mode.DRAIN,)).fetchone() is not None
+            )
+
+        return await self._modes_database.read(work)
 
     async def unpublished_drains(self, limit: int) -> list[DrainTask]:
         """See the port."""
@@ -201,14 +220,23 @@ class SqliteAuthorModes:
         """See the port."""
         return await self._modes_database.read(_last_sequence)
 
-    async def pull_threshold(self) -> int | None:
+    async def fanout_policy(self) -> FanoutPolicy | None:
         """See the port."""
-        value = await self._modes_database.read(lambda connection: _setting(connection, _THRESHOLD))
-        return int(value) if value else None
 
-    async def set_pull_threshold(self, threshold: int) -> None:
+        def work(connection: sqlite3.Connection) -> FanoutPolicy | None:
+            threshold = _setting(connection, _THRESHOLD)
+            return FanoutPolicy(int(threshold), int(_setting(connection, _THRESHOLD_MIN) or 0)) if threshold else None
+
+        return await self._modes_database.read(work)
+
+    async def set_fanout_policy(self, policy: FanoutPolicy) -> None:
         """See the port."""
-        await self._modes_database.write(lambda connection: _set(connection, _THRESHOLD, str(threshold)))
+
+        def work(connection: sqlite3.Connection) -> None:
+            _set(connection, _THRESHOLD, str(policy.pull_threshold))
+            _set(connection, _THRESHOLD_MIN, str(policy.pull_threshold_min))
+
+        await self._modes_database.write(work)
 
 
 def _set_mode(connection: sqlite3.Connection, author_id: int, mode: Mode, now_ms: int) -> int:

@@ -1,4 +1,4 @@
-"""The GraphStore port: users, and follows in both directions.
+"""The GraphStore port: users, follows in both directions, blocks and mutes.
 
 Every method may raise `UnavailableError`; nothing is then known of its effect, and all may be repeated.
 """
@@ -11,6 +11,8 @@ from typing import Protocol
 from mesh.ids import WorkerLeases
 
 FOLLOWEES_MAX = 5_000
+BLOCKS_MAX = 10_000
+MUTES_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,14 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class ViewerContext:
-    """One viewer at one moment: `followee_ids` ascending, `since` beside them (versions)."""
+    """One viewer at one moment: `followee_ids` ascending, `since` beside them (versions); whom the viewer blocks and
+    mutes, ascending."""
 
     version: int
     followee_ids: Sequence[int]
     since: Sequence[int]
+    blocked_ids: Sequence[int]
+    muted_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,22 @@ class DrainTask:
     bucket: int
 
 
+@dataclass(frozen=True, slots=True)
+class FanoutPolicy:
+    """From how many followers on an author is pulled, and to what that may fall under lag (0: see the proto)."""
+
+    pull_threshold: int
+    pull_threshold_min: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Authors who post, at most 10,000, are pulled from `pull_from` on already."""
+
+    author_ids: Sequence[int]
+    pull_from: int
+
+
 class AuthorModes(Protocol):
     """Authors' modes: durable, and changed only here."""
 
@@ -86,13 +107,18 @@ class AuthorModes(Protocol):
         """Read afresh, with all that was committed before; None: no such user."""
         ...
 
-    async def move_modes(self, pull_from: int, push_below: int, now_ms: int) -> int:
+    async def move_modes(self, pull_from: int, push_below: int, now_ms: int, busy: Busy | None = None) -> int:
         """Move authors by their counts of followers, each to a new epoch; returns how many moved (a bounded number
         at a time: call again until 0).
 
         PUSH with `pull_from` or more → PULL; PULL below `push_below` → DRAIN, with a drain task for each bucket;
-        DRAIN with `pull_from` or more → PULL, its tasks forgotten.
+        DRAIN with `pull_from` or more → PULL, its tasks forgotten. For those in `busy` its bound stands for `pull_from`
+        (when it is the lower one).
         """
+        ...
+
+    async def is_draining(self) -> bool:
+        """Whether any author is in DRAIN."""
         ...
 
     async def unpublished_drains(self, limit: int) -> list[DrainTask]:
@@ -129,21 +155,22 @@ class AuthorModes(Protocol):
         """The sequence of the last change."""
         ...
 
-    async def pull_threshold(self) -> int | None:
-        """The operator's threshold; None: never set."""
+    async def fanout_policy(self) -> FanoutPolicy | None:
+        """The operator's policy; None: never set."""
         ...
 
-    async def set_pull_threshold(self, threshold: int) -> None:
-        """Set it."""
+    async def set_fanout_policy(self, policy: FanoutPolicy) -> None:
+        """Set it, whole."""
         ...
 
 
 class GraphStore(WorkerLeases, AuthorModes, Protocol):
     """What graph_svc owns.
 
-    A viewer's version counts up by one with each of its follows and unfollows. `follow` gives the row
-    `since` = the new version. Always following ⊆ followers, also after a crash at any point, for whoever reads:
-    a follow writes the followers' side first, an unfollow removes it last.
+    A viewer's version counts up by one with each of its follows, unfollows, mutes and unmutes, and with each block and
+    unblock by or of it. `follow` gives the row `since` = the new version. Always following ⊆ followers, also after a
+    crash at any point, for whoever reads: a follow writes the followers' side first, an unfollow removes it last.
+    Nobody follows whom they block, or who blocks them.
     """
 
     async def create_user(self, user: User) -> bool:
@@ -161,7 +188,8 @@ class GraphStore(WorkerLeases, AuthorModes, Protocol):
     async def follow(self, follower_id: int, followee_id: int) -> bool:
         """True when this call made the follow, False when it stood.
 
-        Raises NotFoundError (USER_NOT_FOUND) and FailedPreconditionError (FOLLOW_LIMIT_REACHED).
+        Raises NotFoundError (USER_NOT_FOUND), PermissionDeniedError (BLOCKED: either blocks the other) and
+        FailedPreconditionError (FOLLOW_LIMIT_REACHED).
         """
         ...
 
@@ -171,6 +199,33 @@ class GraphStore(WorkerLeases, AuthorModes, Protocol):
 
     async def import_follows(self, edges: Sequence[tuple[int, int]]) -> ImportCounts:
         """(follower, followee) pairs at once; what `follow` would refuse, and oneself, is only counted."""
+        ...
+
+    async def block(self, blocker_id: int, blocked_id: int) -> bool:
+        """True when this call made the block, False when it stood. Follows between the two end with it, at one moment.
+
+        Raises NotFoundError (USER_NOT_FOUND) and FailedPreconditionError (BLOCK_LIMIT_REACHED).
+        """
+        ...
+
+    async def unblock(self, blocker_id: int, blocked_id: int) -> bool:
+        """True when this call ended the block, False when there was none. Raises NotFoundError."""
+        ...
+
+    async def mute(self, muter_id: int, muted_id: int) -> bool:
+        """True when this call made the mute, False when it stood.
+
+        Raises NotFoundError (USER_NOT_FOUND) and FailedPreconditionError (MUTE_LIMIT_REACHED).
+        """
+        ...
+
+    async def unmute(self, muter_id: int, muted_id: int) -> bool:
+        """True when this call ended the mute, False when there was none. Raises NotFoundError."""
+        ...
+
+    async def check_blocks(self, user_id: int, other_ids: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Those of the others who block the user, and those whom the user blocks, each ascending, read afresh at one
+        moment. Nobody blocks unknown users."""
         ...
 
     async def followers(self, author_id: int, bucket: int, after_id: int, limit: int) -> list[int]:
@@ -185,8 +240,16 @@ class GraphStore(WorkerLeases, AuthorModes, Protocol):
         """Followee ids above `after_id`, ascending, at most `limit`."""
         ...
 
+    async def list_blocked(self, user_id: int, after_id: int, limit: int) -> list[int]:
+        """Ids above `after_id` whom the user blocks, ascending, at most `limit`."""
+        ...
+
+    async def list_muted(self, user_id: int, after_id: int, limit: int) -> list[int]:
+        """Ids above `after_id` whom the user mutes, ascending, at most `limit`."""
+        ...
+
     async def viewer_context(self, viewer_id: int) -> ViewerContext | None:
-        """Version and followees read at one moment; None: no such user."""
+        """All of it read at one moment; None: no such user."""
         ...
 
     async def close(self) -> None:

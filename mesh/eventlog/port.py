@@ -86,7 +86,15 @@ class Producer(Protocol):
         ...
 
 
-class Consumer(Protocol):
+class LagReader(Protocol):
+    """Sees how far behind a group is, over all partitions of some topics. It is no member, and changes nothing."""
+
+    async def lag(self) -> list[Lag]:
+        """One entry per partition of each topic, in order. Raises UnavailableError."""
+        ...
+
+
+class Consumer(LagReader, Protocol):
     """One member of a group, over all partitions of its topics.
 
     `name`: unique among the members alive. A member that comes back under its name gets back at once what
@@ -120,10 +128,6 @@ class Consumer(Protocol):
         """Hand out again what was published at or after `since_ms` (ms since the Unix epoch, by the log's
         clock) and is still kept; 0: everything. Never skips what wasn't handed out. It is committed when
         this returns. A record in hand may come a second time, to another member. Raises UnavailableError."""
-        ...
-
-    async def lag(self) -> list[Lag]:
-        """One entry per partition of each topic, in order. Raises UnavailableError."""
         ...
 
     async def dead_letters(self) -> int:

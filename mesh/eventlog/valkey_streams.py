@@ -94,6 +94,24 @@ class StreamsProducer:
         return self._valkey.run_id
 
 
+class StreamsLagReader:
+    """Sees a group's lag, without being in it. `valkey` must have LIBRARY."""
+
+    def __init__(self, valkey: Valkey, topics: Sequence[Topic], group: str) -> None:
+        self._valkey = valkey
+        self._group = group
+        self._partitions = [(topic.name, p) for topic in topics for p in range(topic.partitions)]
+
+    async def lag(self) -> list[Lag]:
+        """Exact; what is both pending and to be handed out again counts once."""
+        streams = [_stream(self._valkey, topic, partition) for topic, partition in self._partitions]
+        counts = await self._valkey.fcalls([("starling_eventlog_lag_v1", [key], [self._group]) for key in streams])
+        return [
+            Lag(topic, partition, messages, age_ms / 1000)
+            for (topic, partition), (messages, age_ms) in zip(self._partitions, counts, strict=True)
+        ]
+
+
 class StreamsConsumer:
     """One member of a group. `valkey` must have LIBRARY; its time-out must exceed half a second.
 
@@ -122,6 +140,7 @@ class StreamsConsumer:
         self._streams = [_stream(valkey, topic, partition) for topic, partition in self._partitions]
         if not 1 <= len(self._streams) <= _STREAMS_MAX:
             raise ValueError(f"a consumer reads 1 to {_STREAMS_MAX} partitions, not {len(self._streams)}")
+        self._lag_reader = StreamsLagReader(valkey, topics, group)
         self._dead_letters = dead_letters
         self._dead_stream = _stream(valkey, dead_letters.name, 0)
         self._claim_idle_ms = claim_idle_ms
@@ -182,12 +201,8 @@ class StreamsConsumer:
         await self._on_each_stream("starling_eventlog_rewind_v1", self._group, since_ms)
 
     async def lag(self) -> list[Lag]:
-        """Exact; what is both pending and to be handed out again counts once."""
-        counts = await self._on_each_stream("starling_eventlog_lag_v1", self._group)
-        return [
-            Lag(topic, partition, messages, age_ms / 1000)
-            for (topic, partition), (messages, age_ms) in zip(self._partitions, counts, strict=True)
-        ]
+        """See StreamsLagReader."""
+        return await self._lag_reader.lag()
 
     async def dead_letters(self) -> int:
         """Number of records in the dead-letter topic."""

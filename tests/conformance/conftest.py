@@ -10,8 +10,8 @@ import pytest
 from graph_svc.sqlite import SqliteGraphStore
 from graph_svc.store import GraphStore
 from mesh.clock import SystemClock
-from mesh.eventlog.port import Consumer, Producer, Topic
-from mesh.eventlog.valkey_streams import LIBRARY, StreamsConsumer, StreamsProducer
+from mesh.eventlog.port import Consumer, LagReader, Producer, Topic
+from mesh.eventlog.valkey_streams import LIBRARY, StreamsConsumer, StreamsLagReader, StreamsProducer
 from mesh.timelines.port import Timelines
 from mesh.timelines.valkey import LIBRARY as TIMELINES_LIBRARY
 from mesh.timelines.valkey import ValkeyTimelines
@@ -71,6 +71,9 @@ class StreamsLog:
             forget_after_ms=int(forget_seconds * 1000),
             clock=self._clock,
         )
+
+    def lag_reader(self) -> LagReader:
+        return StreamsLagReader(self._valkey, [self.topic], GROUP)
 
     async def pass_time(self, seconds: float) -> None:
         """Let everything in hand be idle for so much longer."""

@@ -14,6 +14,7 @@ from mesh.eventlog.port import (
     POLL_RECORDS_MAX,
     PUBLISH_RECORDS_MAX,
     Consumer,
+    LagReader,
     LogFullError,
     Producer,
     Record,
@@ -44,6 +45,10 @@ class Log(Protocol):
         forget_seconds: float = ...,
     ) -> Consumer:
         """A member that joins the group by its first poll."""
+        ...
+
+    def lag_reader(self) -> LagReader:
+        """Looks at the same group."""
         ...
 
     async def pass_time(self, seconds: float) -> None:
@@ -504,6 +509,18 @@ async def test_lag_after_a_replay_counts_each_record_once(eventlog: Log) -> None
     assert await lag_of(consumer) == 25
     await consumer.ack(await take(consumer, 25))
     assert await lag_of(consumer) == 0
+
+
+async def test_who_only_looks_at_the_lag_sees_what_members_see_and_is_none(eventlog: Log) -> None:
+    reader, consumer = eventlog.lag_reader(), eventlog.consumer("a")
+    assert [(lag.partition, lag.messages, lag.seconds) for lag in await reader.lag()] == [(p, 0, 0.0) for p in range(4)]
+    await eventlog.producer().publish("notes", numbered(25))
+    assert sum(lag.messages for lag in await reader.lag()) == 25
+    await consumer.ack((await take(consumer, 25))[:4])
+    for told, seen in zip(await consumer.lag(), await reader.lag(), strict=True):
+        assert (told.topic, told.partition, told.messages) == (seen.topic, seen.partition, seen.messages)
+        assert told.seconds <= seen.seconds < told.seconds + WAIT_SECONDS
+    assert await eventlog.members() == {"a"}
 
 
 async def test_lag_in_seconds_is_the_age_of_the_oldest_unacknowledged(eventlog: Log) -> None:
