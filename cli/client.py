@@ -4,6 +4,9 @@ Every method may raise `grpc.aio.AioRpcError`; each call has a deadline. Not a p
 the development secret, which outside of a development machine only an identity provider has.
 """
 
+import asyncio
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -16,6 +19,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from launcher.data_folder import DataFolder
 from mesh import channels, principals
+from mesh.channels import streaming
+from mesh.ids import first_id_of
 from mesh.principals import OPERATOR, Credentials, Kind, Principal
 from starling.fanout.v1 import fanout_pb2, fanout_pb2_grpc
 from starling.graph.v1 import graph_pb2, graph_pb2_grpc
@@ -28,6 +33,10 @@ _HEALTH_SECONDS = 2.0
 _PRINCIPALS_MAX = 10_000
 _BATCH_MAX = 100
 _PAGES_MAX = 1_000_000
+_WATCH_SECONDS = 30.0
+_WATCH_RETRY_SECONDS = 1.0
+_WATCH_FAILURES_MAX = 30
+_SEEN_MAX = 5_000
 
 T = TypeVar("T")
 Metadata = tuple[tuple[str, str], ...]
@@ -180,6 +189,30 @@ class Client:
         metadata = self.as_(principals.user(follower_id))
         return (await self.graph.Unfollow(request, timeout=CALL_SECONDS, metadata=metadata)).changed
 
+    async def block(self, blocker_id: int, blocked_id: int) -> bool:
+        """False when it stood before."""
+        request = graph_pb2.BlockRequest(user_id=blocked_id)
+        metadata = self.as_(principals.user(blocker_id))
+        return (await self.graph.Block(request, timeout=CALL_SECONDS, metadata=metadata)).changed
+
+    async def unblock(self, blocker_id: int, blocked_id: int) -> bool:
+        """False when there was none."""
+        request = graph_pb2.UnblockRequest(user_id=blocked_id)
+        metadata = self.as_(principals.user(blocker_id))
+        return (await self.graph.Unblock(request, timeout=CALL_SECONDS, metadata=metadata)).changed
+
+    async def mute(self, muter_id: int, muted_id: int) -> bool:
+        """False when it stood before."""
+        request = graph_pb2.MuteRequest(user_id=muted_id)
+        metadata = self.as_(principals.user(muter_id))
+        return (await self.graph.Mute(request, timeout=CALL_SECONDS, metadata=metadata)).changed
+
+    async def unmute(self, muter_id: int, muted_id: int) -> bool:
+        """False when there was none."""
+        request = graph_pb2.UnmuteRequest(user_id=muted_id)
+        metadata = self.as_(principals.user(muter_id))
+        return (await self.graph.Unmute(request, timeout=CALL_SECONDS, metadata=metadata)).changed
+
     async def followers_page(self, user_id: int, limit: int = 0, page_token: str = "") -> tuple[list[int], str]:
         """Ascending ids, and the next page's token."""
         request = graph_pb2.ListFollowersRequest(user_id=user_id, page_size=limit, page_token=page_token)
@@ -220,6 +253,42 @@ class Client:
         request = tweet_pb2.DeleteTweetRequest(tweet_id=tweet_id)
         await self.tweet.DeleteTweet(request, timeout=CALL_SECONDS, metadata=self.as_(principals.user(author_id)))
 
+    async def edit(self, author_id: int, tweet_id: int, text: str) -> tweet_pb2.Tweet:
+        """The tweet as it is now. The same text again: succeeds."""
+        request = tweet_pb2.UpdateTweetRequest(tweet=tweet_pb2.Tweet(tweet_id=tweet_id, text=text))
+        metadata = self.as_(principals.user(author_id))
+        return (await self.tweet.UpdateTweet(request, timeout=CALL_SECONDS, metadata=metadata)).tweet
+
+    async def revisions_page(
+        self, tweet_id: int, limit: int = 0, page_token: str = ""
+    ) -> tweet_pb2.ListTweetRevisionsResponse:
+        """A page of what a tweet's text is and was, newest first."""
+        request = tweet_pb2.ListTweetRevisionsRequest(tweet_id=tweet_id, page_size=limit, page_token=page_token)
+        return await self.tweet.ListTweetRevisions(request, timeout=CALL_SECONDS, metadata=self.as_(OPERATOR))
+
+    async def retweet(self, author_id: int, tweet_id: int) -> tweet_pb2.RetweetResponse:
+        """The retweet, also if it was made before, and its token for `home_page`."""
+        request = tweet_pb2.RetweetRequest(tweet_id=tweet_id)
+        return await self.tweet.Retweet(request, timeout=CALL_SECONDS, metadata=self.as_(principals.user(author_id)))
+
+    async def undo_retweet(self, author_id: int, tweet_id: int) -> bool:
+        """False when there was none."""
+        request = tweet_pb2.UndoRetweetRequest(tweet_id=tweet_id)
+        metadata = self.as_(principals.user(author_id))
+        return (await self.tweet.UndoRetweet(request, timeout=CALL_SECONDS, metadata=metadata)).changed
+
+    async def like(self, user_id: int, tweet_id: int) -> bool:
+        """False when it stood before."""
+        request = tweet_pb2.LikeRequest(tweet_id=tweet_id)
+        metadata = self.as_(principals.user(user_id))
+        return (await self.tweet.Like(request, timeout=CALL_SECONDS, metadata=metadata)).changed
+
+    async def unlike(self, user_id: int, tweet_id: int) -> bool:
+        """False when there was none."""
+        request = tweet_pb2.UnlikeRequest(tweet_id=tweet_id)
+        metadata = self.as_(principals.user(user_id))
+        return (await self.tweet.Unlike(request, timeout=CALL_SECONDS, metadata=metadata)).changed
+
     async def profile_page(
         self, user_id: int, limit: int = 0, page_token: str = ""
     ) -> tweet_pb2.ListUserTweetsResponse:
@@ -258,36 +327,62 @@ class Client:
             for item in items:
                 yield item
 
+    async def watch_home(self, viewer_id: int, newer_than_id: int = 0) -> AsyncIterator[timeline_pb2.HomeTimelineItem]:
+        """What comes to a home timeline, each item once, without end: the server's streams are short, and where one
+        tells of a gap, the next one begins with a catch-up. With `newer_than_id`, what came since that first."""
+        newest = newer_than_id
+        begun = first_id_of(int(time.time() * 1_000))
+        seen: deque[int] = deque([newer_than_id], _SEEN_MAX)
+        failures = 0
+        while True:
+            request = timeline_pb2.WatchHomeTimelineRequest(newer_than_id=newest)
+            metadata = self.as_(principals.user(viewer_id))
+            call = self.timeline.WatchHomeTimeline(request, timeout=_WATCH_SECONDS, metadata=metadata)
+            try:
+                async with streaming(call):
+                    async for message in call:
+                        failures = 0
+                        if message.HasField("gap"):
+                            break
+                        if message.HasField("item") and message.item.item_id not in seen:
+                            seen.append(message.item.item_id)
+                            newest = max(newest, message.item.item_id)
+                            yield message.item
+            except grpc.aio.AioRpcError as error:
+                failures += 1
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or failures > _WATCH_FAILURES_MAX:
+                    raise
+                await asyncio.sleep(_WATCH_RETRY_SECONDS)
+            newest = max(newest, begun)
+
     async def catch_up(
         self, viewer_id: int, known_ids: Collection[int], page_size: int = 100
     ) -> list[timeline_pb2.HomeTimelineItem]:
-        """What has come to a home timeline besides the tweets that the caller has, newest first; all, if it has none.
+        """What has come to a home timeline besides the items that the caller has, newest first; all, if it has none.
 
         Ids are made before tweets are committed, by several processes on clocks that differ, so a tweet may come in
         *below* one that was read before it. A catch-up that stopped at the newest known id would miss it for good.
-        That is why the pages go down to a minute below (`newer_than_id` in the proto), and why this wants *all* ids
-        that the caller has of the last minute before its newest, not only that one: the others would come again.
+        That is why the pages go down to a minute below (`newer_than_id` in the proto), and why this wants *all*
+        `item_id`s that the caller has of the last minute before its newest, not only that one: the others would come
+        again.
         What left the timeline meanwhile (deleted, unfollowed) isn't told, and what a new follow brings only down to
         that minute: for these, walk.
         """
         known = frozenset(known_ids)
         walk = self.walk_home(viewer_id, page_size, newer_than_id=max(known, default=0))
-        return [item async for item in walk if item.tweet.tweet_id not in known]
+        return [item async for item in walk if item.item_id not in known]
 
     # Running the mesh
 
-    async def pull_threshold(self) -> int:
-        """The number of followers from which an author is pulled."""
+    async def fanout_policy(self) -> graph_pb2.GetFanoutPolicyResponse:
+        """The policy of fan-out, and what lag makes of it."""
         request = graph_pb2.GetFanoutPolicyRequest()
-        reply = await self.graph.GetFanoutPolicy(request, timeout=CALL_SECONDS, metadata=self.as_(OPERATOR))
-        return reply.policy.pull_threshold
+        return await self.graph.GetFanoutPolicy(request, timeout=CALL_SECONDS, metadata=self.as_(OPERATOR))
 
-    async def set_pull_threshold(self, followers: int) -> int:
-        """Set it; authors' modes follow within seconds. Returns what is in force."""
-        policy = graph_pb2.FanoutPolicy(pull_threshold=followers)
+    async def set_fanout_policy(self, policy: graph_pb2.FanoutPolicy) -> None:
+        """Set it, whole; authors' modes follow within seconds."""
         request = graph_pb2.UpdateFanoutPolicyRequest(policy=policy)
-        reply = await self.graph.UpdateFanoutPolicy(request, timeout=CALL_SECONDS, metadata=self.as_(OPERATOR))
-        return reply.policy.pull_threshold
+        await self.graph.UpdateFanoutPolicy(request, timeout=CALL_SECONDS, metadata=self.as_(OPERATOR))
 
     async def rebuild(self, viewer_id: int) -> int:
         """Make a viewer's list anew; returns its number of entries."""

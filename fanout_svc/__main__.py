@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 import grpc
 
+from fanout_svc.deliveries import Deliveries
 from fanout_svc.peers import Peers
 from fanout_svc.service import ALLOWED, FanoutService
 from fanout_svc.worker import IN_HAND_MAX, Figures, Worker
@@ -49,18 +50,20 @@ class App:
         self._tweets = channels.connect(config.tweet_target, max_message_bytes=config.max_message_bytes)
         credentials = principals.Credentials(config.auth_secret.get_secret_value(), principals.service(self.name))
         self._figures = Figures()
+        self._deliveries = Deliveries()
         name = process_name()
         self._consumers = [self._consumer(name, topic) for topic, _ in _HANDS]
         timelines = valkey_timelines.ValkeyTimelines(self._valkey, clock)
         self._workers = [
             Worker(
                 consumer=consumer,
-                producer=valkey_streams.StreamsProducer(self._valkey, [topics.FANOUT_TASKS]),
+                producer=valkey_streams.StreamsProducer(self._valkey, [topics.FANOUT_TASKS, topics.FANOUT_TASKS_SLOW]),
                 timelines=timelines,
                 bodies=Bodies(self._valkey),
                 peers=Peers(self._graph, self._tweets, credentials),
                 clock=clock,
                 figures=self._figures,
+                deliveries=self._deliveries,
                 in_hand_max=in_hand_max,
             )
             for consumer, (_, in_hand_max) in zip(self._consumers, _HANDS, strict=True)
@@ -77,8 +80,8 @@ class App:
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         """See the protocol."""
-        service = FanoutService(self._consumers, self._figures)
-        fanout_pb2_grpc.add_FanoutServiceServicer_to_server(service, server)
+        self._service = FanoutService(self._consumers, self._figures, self._deliveries)
+        fanout_pb2_grpc.add_FanoutServiceServicer_to_server(self._service, server)
         return ["starling.fanout.v1.FanoutService"]
 
     async def start(self) -> None:
@@ -86,6 +89,7 @@ class App:
 
     def loops(self, stopping: asyncio.Event) -> list[Awaitable[None]]:
         """See the protocol."""
+        self._service.stopping = stopping
         return [worker.run(stopping) for worker in self._workers]
 
     async def stop(self) -> None:

@@ -21,18 +21,20 @@ class Author:
     pulled: bool
     mode_age_seconds: float
     bucket_count: int
+    slow: bool = False
+    """Fan-out is behind: tasks for this author's buckets may wait."""
 
     @classmethod
     def of(cls, reply: graph_pb2.GetAuthorModeResponse) -> "Author":
         """From what graph_svc says."""
-        return cls(reply.mode == graph_pb2.AUTHOR_MODE_PULL, reply.age_seconds, reply.bucket_count)
+        return cls(reply.mode == graph_pb2.AUTHOR_MODE_PULL, reply.age_seconds, reply.bucket_count, reply.slow)
 
 
 class Action(Enum):
     """`INLINE`: into the author's own lists, then into all followers' home lists. `SPLIT`: into the own lists, then one
     task for each bucket of followers. `OWN`: into the own lists; readers pull the rest. `BUCKET`: into the home lists
     of one bucket. `NOTHING`: readers pull. `DRAIN`: repair one bucket's lists from the store. `ERASE`: the cached body
-    goes; lists keep the id, which readers filter."""
+    goes; lists keep the id, which readers filter. `REFRESH`: the newest body into the cache."""
 
     INLINE = "inline"
     SPLIT = "split"
@@ -41,6 +43,7 @@ class Action(Enum):
     NOTHING = "nothing"
     DRAIN = "drain"
     ERASE = "erase"
+    REFRESH = "refresh"
 
 
 class InvalidEventError(Exception):
@@ -70,6 +73,8 @@ def tweets_of(event: event_pb2.TweetEvent) -> list[int]:
             return [event.created.tweet_id]
         case "deleted":
             return [event.deleted.tweet_id]
+        case "updated":
+            return [event.updated.tweet_id]
         case "bucket":
             return list(event.bucket.tweet_ids)
         case _:
@@ -82,11 +87,13 @@ def needs_author(event: event_pb2.TweetEvent) -> bool:
 
 
 def plan(event: event_pb2.TweetEvent, author: Author | None) -> Action:
-    """Decide. The cases, in order: a deletion; a drain; an author pulled for long enough (whole, or a part of a
-    delivery); a part of a delivery; an author with few followers; one with many."""
+    """Decide. The cases, in order: a deletion; an edit; a drain; an author pulled for long enough (whole, or a part of
+    a delivery); a part of a delivery; an author with few followers; one with many."""
     kind = event.WhichOneof("kind")
     if kind == "deleted":
         return Action.ERASE
+    if kind == "updated":
+        return Action.REFRESH
     if kind == "drain":
         return Action.DRAIN
     assert author is not None, "needs_author says when"

@@ -58,6 +58,20 @@ class Peers:
         assert exhausted or ids
         return ids, 0 if exhausted else ids[-1]
 
+    async def bodies(self, tweet_ids: Sequence[int]) -> list[tweet_pb2.Tweet]:
+        """Those of at most 200 tweets that are visible, as they are cached: without what is added for each reader."""
+        requests = (tweet_pb2.HydrateTweetsRequest(tweet_ids=ids) for ids in (tweet_ids,))
+        found: list[tweet_pb2.Tweet] = []
+        with translated("tweet_svc"):
+            call = self._tweets.HydrateTweets(requests, timeout=_CALL_SECONDS, metadata=self._credentials.metadata())
+            async with streaming(call):
+                async for reply in call:
+                    found += reply.tweets
+        for tweet in found:
+            tweet.ClearField("counts")
+            tweet.ClearField("media_urls")
+        return found
+
     async def complete_drain(self, author_id: int, epoch: int, bucket: int) -> None:
         """A bucket is mended."""
         with translated("graph_svc"):

@@ -1,25 +1,37 @@
-"""FanoutService: how far behind fan-out is."""
+"""FanoutService: how far behind fan-out is, and what it delivers to whom."""
 
-from collections.abc import Sequence
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Any
 
+from fanout_svc.deliveries import Deliveries
 from fanout_svc.worker import Figures
 from mesh.eventlog.port import Consumer
 from mesh.principals import Kind
-from mesh.server import Allowed
+from mesh.server import SERVICES, Allowed
 from starling.fanout.v1 import fanout_pb2, fanout_pb2_grpc
 
 ALLOWED: Allowed = {
     "/starling.fanout.v1.FanoutService/GetFanoutStatus": frozenset({Kind.OPERATOR, Kind.SERVICE}),
+    "/starling.fanout.v1.FanoutService/StreamDeliveries": SERVICES,
 }
+_POLL_SECONDS = 0.5
+_STREAM_SECONDS = 8.0
+"""A stream of deliveries ends after so long, within the grace that an old connection has; the caller has opened another
+by then."""
 
 
 class FanoutService(fanout_pb2_grpc.FanoutServiceServicer):
     """See the proto."""
 
-    def __init__(self, consumers: Sequence[Consumer], figures: Figures) -> None:
+    def __init__(self, consumers: Sequence[Consumer], figures: Figures, deliveries: Deliveries) -> None:
         self._consumers = consumers
         self._figures = figures
+        self._deliveries = deliveries
+        self.stopping = asyncio.Event()
+        """Set when the process stops: streams end then, so that nothing waits for them."""
 
     async def GetFanoutStatus(
         self, request: fanout_pb2.GetFanoutStatusRequest, context: Any
@@ -50,3 +62,20 @@ class FanoutService(fanout_pb2_grpc.FanoutServiceServicer):
                 ),
             ),
         )
+
+    async def StreamDeliveries(
+        self, requests: AsyncIterator[fanout_pb2.StreamDeliveriesRequest], context: Any
+    ) -> AsyncIterator[fanout_pb2.StreamDeliveriesResponse]:
+        """See the proto."""
+        with self._deliveries.listening() as listener:
+            following = asyncio.create_task(listener.follow(requests))
+            end = time.monotonic() + _STREAM_SECONDS
+            try:
+                while (left := end - time.monotonic()) > 0 and not self.stopping.is_set():
+                    if following.done():
+                        following.result()  # Raises what was wrong with a request.
+                    with suppress(TimeoutError):
+                        yield await asyncio.wait_for(listener.take(), min(left, _POLL_SECONDS))
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)

@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 
 from fanout_svc import core
 from fanout_svc.core import Action, InvalidEventError
+from fanout_svc.deliveries import Deliveries
 from fanout_svc.peers import Peers
 from mesh import failpoints
 from mesh.caches.bodies import Bodies
 from mesh.clock import Clock
 from mesh.errors import NotFoundError, UnavailableError
 from mesh.eventlog.port import PUBLISH_RECORDS_MAX, Consumer, LogFullError, Producer, Record
-from mesh.eventlog.topics import FANOUT_TASKS
+from mesh.eventlog.topics import FANOUT_TASKS, FANOUT_TASKS_SLOW
 from mesh.ids import time_ms_of
 from mesh.timelines import port as lists
 from mesh.timelines.port import Timelines
@@ -88,6 +89,7 @@ class Worker:
         peers: Peers,
         clock: Clock,
         figures: Figures,
+        deliveries: Deliveries | None = None,
         in_hand_max: int = IN_HAND_MAX,
     ) -> None:
         self._consumer = consumer
@@ -97,6 +99,7 @@ class Worker:
         self._peers = peers
         self._clock = clock
         self._figures = figures
+        self._deliveries = deliveries or Deliveries()
         self._in_hand_max = in_hand_max
         self._in_hand: dict[asyncio.Task[None], list[Record]] = {}
 
@@ -139,15 +142,20 @@ class Worker:
             # during the post heals itself here.
             own = [lists.home(event.author_id), lists.author(event.author_id)]
             await self._timelines.push(own, tweet_ids)
+            self._deliveries.delivered(tweet_ids, [event.author_id])
         match action:
             case Action.INLINE:
                 await self._deliver(event.author_id, None, tweet_ids)
             case Action.SPLIT if author:
-                await self._split(event.author_id, tweet_ids, author.bucket_count)
+                waits = author.slow or batch.records[0].topic == FANOUT_TASKS_SLOW.name
+                await self._split(event.author_id, tweet_ids, author.bucket_count, waits=waits)
             case Action.BUCKET:
                 await self._deliver(event.author_id, event.bucket.bucket, tweet_ids)
             case Action.DRAIN:
                 await self._drain(event.author_id, event.drain.epoch, event.drain.bucket)
+            case Action.REFRESH:
+                # As tweet_svc did, again, for a cache that was restarted and lost its last moments.
+                await self._bodies.put(await self._peers.bodies(tweet_ids))
             case Action.ERASE:
                 await self._bodies.put_deleted(event.deleted.tweet_id, event.deleted.version)
 
@@ -155,18 +163,20 @@ class Worker:
         async for chunk in self._peers.followers(author_id, bucket):
             keys = [lists.home(follower_id) for follower_id in chunk]
             hit = await self._timelines.push(keys, tweet_ids)
+            self._deliveries.delivered(tweet_ids, chunk)
             if failpoints.ARMED:
                 failpoints.hit("between-batches")
             now = self._clock.now_ms()
             for tweet_id in tweet_ids:
                 self._figures.delivered(len(keys), hit, max(0, now - time_ms_of(tweet_id)) / 1_000)
 
-    async def _split(self, author_id: int, tweet_ids: list[int], bucket_count: int) -> None:
+    async def _split(self, author_id: int, tweet_ids: list[int], bucket_count: int, *, waits: bool) -> None:
         """The parent is acknowledged when its parts are in the log, which keeps them as it kept the parent."""
         tasks = core.bucket_tasks(author_id, tweet_ids, bucket_count)
+        topic = FANOUT_TASKS_SLOW if waits else FANOUT_TASKS
         try:
             for start in range(0, len(tasks), PUBLISH_RECORDS_MAX):
-                await self._producer.publish(FANOUT_TASKS.name, tasks[start : start + PUBLISH_RECORDS_MAX])
+                await self._producer.publish(topic.name, tasks[start : start + PUBLISH_RECORDS_MAX])
         except LogFullError as error:
             raise UnavailableError(str(error), reason="LOG_FULL") from error
 

@@ -19,6 +19,7 @@ NAMES = frozenset(
         "before-ack",
         "before-version-copy-deleted",
         "in-drain",
+        "before-flush-finished",
     }
 )
 

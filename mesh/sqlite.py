@@ -8,7 +8,7 @@ import asyncio
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,11 +42,18 @@ def _translated() -> Iterator[None]:
 
 
 class Database:
-    """One database file. `write` and `read` run work in threads; both raise UnavailableError."""
+    """One database file. `write` and `read` run work in threads; both raise UnavailableError.
 
-    def __init__(self, path: str | Path, schema: str, *, synchronous: str = "FULL") -> None:
+    `schema` makes what is missing, and may run again. `migrations` are scripts, never changed once released: each
+    brings a file of the schema before it to the next one (the file's `user_version` says how many it has had).
+    """
+
+    def __init__(
+        self, path: str | Path, schema: str, *, migrations: Sequence[str] = (), synchronous: str = "FULL"
+    ) -> None:
         self._path = str(path)
         self._schema = schema
+        self._migrations = tuple(migrations)
         self._synchronous = synchronous
         self._queue: queue.Queue[tuple[Work[Any], Future[Any]] | None] = queue.Queue(_QUEUE_MAX)
         self._local = threading.local()
@@ -56,16 +63,16 @@ class Database:
         self._writer = threading.Thread(target=self._write_loop, name="sqlite-write", daemon=True)
 
     async def open(self) -> None:
-        """Create the file and the tables where they are missing; may be called again.
+        """Create the file and the tables where they are missing, and bring older ones up to date; may be called again.
 
-        Raises UnavailableError, and ConfigurationError for a file that is something else.
+        Raises UnavailableError, and ConfigurationError for a file that is something else, or of a newer release.
         """
 
         def apply() -> None:
             with _translated():
                 if self._writing is None:
                     self._writing = self._connect()
-                self._writing.executescript(self._schema)
+                self._bring_up_to_date(self._writing)
 
         try:
             await asyncio.get_running_loop().run_in_executor(self._readers, apply)
@@ -73,6 +80,21 @@ class Database:
             raise ConfigurationError(f"{self._path} can't be used as a database: {error}") from error
         if not self._writer.is_alive():
             self._writer.start()
+
+    def _bring_up_to_date(self, connection: sqlite3.Connection) -> None:
+        newest = len(self._migrations)
+        is_new = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+        version = newest if is_new else connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > newest:
+            raise ConfigurationError(f"{self._path} was made by a newer release: it has schema {version}, not {newest}")
+        try:
+            for number, step in enumerate((*self._migrations[version:], self._schema), version + 1):
+                connection.executescript(
+                    f"BEGIN IMMEDIATE; {step}; PRAGMA user_version = {min(number, newest)}; COMMIT"
+                )
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
 
     async def close(self) -> None:
         """Finish the writes that wait, then close."""

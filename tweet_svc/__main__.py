@@ -10,22 +10,26 @@ from pydantic import Field
 from mesh import caches, channels, principals
 from mesh.background import keep_lease, process_name
 from mesh.caches.bodies import Bodies
+from mesh.caches.counts import Counts
 from mesh.clock import SystemClock
-from mesh.config import Config, load
+from mesh.config import MediaConfig, load
 from mesh.eventlog import topics, valkey_streams
 from mesh.ids import Snowflakes
+from mesh.media import MediaUrls
 from mesh.page_tokens import PageTokens
 from mesh.server import run
 from mesh.timelines import valkey as valkey_timelines
 from mesh.valkey import Valkey
 from starling.tweet.v1 import tweet_pb2_grpc
 from tweet_svc.accounts import Accounts
+from tweet_svc.counting import Counting
 from tweet_svc.relay import Relay
 from tweet_svc.service import ALLOWED, TweetService
 from tweet_svc.sqlite import SqliteTweetStore
+from tweet_svc.velocity import HOT_PER_SECOND, Velocity
 
 
-class TweetConfig(Config):
+class TweetConfig(MediaConfig):
     """What tweet_svc is told besides."""
 
     tweet_database: str
@@ -34,6 +38,12 @@ class TweetConfig(Config):
     """Where graph_svc is."""
     outbox_max: int = Field(100_000, ge=1)
     """Events that may wait for the log before posts are refused."""
+    outbox_slow_max: int = Field(1_000_000, ge=1)
+    """The same of retweets of hot tweets."""
+    hot_retweets_per_second: int = Field(HOT_PER_SECOND, ge=0)
+    """From how many retweets a second on those of a tweet may wait; 0: they never do."""
+    counts_flush_seconds: float = Field(30.0, gt=0)
+    """How often changes of counts are brought to the store."""
 
 
 class App:
@@ -50,17 +60,24 @@ class App:
         self._snowflakes = Snowflakes(self._store, clock, process_name())
         self._channel = channels.connect(config.graph_target, max_message_bytes=config.max_message_bytes)
         credentials = principals.Credentials(config.auth_secret.get_secret_value(), principals.service(self.name))
-        self._relay = Relay(self._store, valkey_streams.StreamsProducer(self._valkey, [topics.TWEET_FANOUT]), clock)
+        producer = valkey_streams.StreamsProducer(self._valkey, [topics.TWEET_FANOUT, topics.FANOUT_TASKS_SLOW])
+        self._relay = Relay(self._store, producer, clock)
+        self._counting = Counting(Counts(self._valkey), self._store, clock)
+        self._flush_seconds = config.counts_flush_seconds
         self._service = TweetService(
             store=self._store,
             timelines=valkey_timelines.ValkeyTimelines(self._valkey, clock),
             bodies=Bodies(self._valkey),
+            counting=self._counting,
+            media=MediaUrls(config.media_base_url, config.media_key.get_secret_value(), clock),
+            velocity=Velocity(self._valkey, clock, config.hot_retweets_per_second),
             snowflakes=self._snowflakes,
             page_tokens=PageTokens([key.get_secret_value() for key in config.page_token_keys]),
-            account_exists=Accounts(self._channel, credentials).exists,
+            accounts=Accounts(self._channel, credentials),
             on_write=self._relay.nudge,
             clock=clock,
             outbox_max=config.outbox_max,
+            outbox_slow_max=config.outbox_slow_max,
         )
 
     def register(self, server: grpc.aio.Server) -> list[str]:
@@ -78,6 +95,7 @@ class App:
         return [
             self._relay.run(stopping),
             self._service.warmer.run(stopping),
+            self._counting.run(stopping, self._flush_seconds),
             keep_lease(self._snowflakes, stopping),
         ]
 

@@ -1,6 +1,10 @@
-"""What tweet_svc asks of graph_svc: whether an account is registered. Accounts never vanish, so a yes is kept."""
+"""What tweet_svc asks of graph_svc: whether an account is registered, and who blocks whom.
+
+Accounts never vanish, so a yes is kept. Blocks are asked for each time: they count from the very next call.
+"""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
 import grpc
 
@@ -37,3 +41,14 @@ class Accounts:
         if len(self._known) > _KNOWN_MAX:
             self._known.popitem(last=False)
         return True
+
+    async def any_block(self, user_id: int, other_ids: Sequence[int]) -> bool:
+        """Whether the user and any of the others (at least one) block each other, either way. Raises
+        UnavailableError."""
+        with translated("graph_svc"):
+            reply = await self._stub.CheckBlocks(
+                graph_pb2.CheckBlocksRequest(user_id=user_id, other_ids=other_ids),
+                timeout=remaining(_CALL_SECONDS),
+                metadata=self._credentials.metadata(),
+            )
+        return bool(reply.blocked_by_ids or reply.blocked_ids)

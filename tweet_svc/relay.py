@@ -8,7 +8,7 @@ from mesh import failpoints
 from mesh.clock import Clock
 from mesh.errors import StarlingError
 from mesh.eventlog.port import LogFullError, Producer
-from mesh.eventlog.topics import TWEET_FANOUT
+from mesh.eventlog.topics import FANOUT_TASKS_SLOW, TWEET_FANOUT
 from tweet_svc.core import to_event
 from tweet_svc.store import TweetStore
 
@@ -30,13 +30,14 @@ class Relay:
         self._producer = producer
         self._clock = clock
         self._nudged = asyncio.Event()
+        self._slow_again = 0.0
 
     def nudge(self) -> None:
         """Something was written."""
         self._nudged.set()
 
     async def step(self) -> int:
-        """Publish one batch; returns its size. Raises UnavailableError and LogFullError.
+        """Publish one batch, and one of what may wait; returns their size. Raises UnavailableError and LogFullError.
 
         A log that was restarted may have lost its last moments, together with the lists: the last hour goes out
         again, and readers of the log bear repeats.
@@ -45,19 +46,34 @@ class Relay:
         again = await self._store.republish(incarnation, self._clock.now_ms() - KEEP_MS)
         if again:
             log.warning("the event log was restarted: %d events are published again", again)
-        rows = await self._store.unpublished(BATCH)
+        return await self._publish(incarnation) + await self._publish_slow(incarnation)
+
+    async def _publish_slow(self, incarnation: str) -> int:
+        """What may wait: its topic may be full, and then it is left alone for a while."""
+        if self._clock.monotonic() < self._slow_again:
+            return 0
+        try:
+            return await self._publish(incarnation, slow=True)
+        except LogFullError as error:
+            log.warning("what may wait waits: %s", error)
+            self._slow_again = self._clock.monotonic() + _BACKOFF_SECONDS
+            return 0
+
+    async def _publish(self, incarnation: str, *, slow: bool = False) -> int:
+        rows = await self._store.unpublished(BATCH, slow=slow)
         if rows:
+            topic = FANOUT_TASKS_SLOW if slow else TWEET_FANOUT
             records = [(str(row.author_id).encode(), to_event(row).SerializeToString()) for row in rows]
             try:
-                await self._producer.publish(TWEET_FANOUT.name, records)
+                await self._producer.publish(topic.name, records)
             except LogFullError as error:
                 # The others are in: again they'd fill the partitions that have room.
                 rows = [row for number, row in enumerate(rows) if number not in error.refused]
-                await self._store.mark_published([row.event_id for row in rows], incarnation, self._clock.now_ms())
+                await self._store.mark_published(rows, incarnation, self._clock.now_ms())
                 raise
             if failpoints.ARMED:
                 failpoints.hit("before-mark-published")
-            await self._store.mark_published([row.event_id for row in rows], incarnation, self._clock.now_ms())
+            await self._store.mark_published(rows, incarnation, self._clock.now_ms())
         return len(rows)
 
     async def prune(self) -> None:

@@ -2,15 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from mesh import checks, failpoints, principals
 from mesh.caches.bodies import Bodies
+from mesh.caches.counts import Tally
 from mesh.clock import Clock
 from mesh.errors import InvalidArgumentError, NotFoundError, PermissionDeniedError, UnavailableError
 from mesh.ids import ID_MAX, Snowflakes
+from mesh.media import MediaUrls
 from mesh.page_tokens import PageTokens
 from mesh.server import ANYONE, SERVICES, USERS, Allowed
 from mesh.timelines import port as lists
@@ -18,7 +20,11 @@ from mesh.timelines.port import ListState, Timelines
 from mesh.timelines.warming import Content, Warmer, rebuild
 from starling.tweet.v1 import tweet_pb2, tweet_pb2_grpc
 from tweet_svc import core
-from tweet_svc.store import Request, StoredTweet, TweetStore
+from tweet_svc.accounts import Accounts
+from tweet_svc.core import Heat
+from tweet_svc.counting import Counting
+from tweet_svc.store import Change, Request, StoredTweet, TweetStore
+from tweet_svc.velocity import Velocity
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +37,13 @@ ALLOWED: Allowed = {
     _SERVICE + "ListUserTweets": ANYONE,
     _SERVICE + "StreamAuthorTweets": SERVICES,
     _SERVICE + "DeleteTweet": USERS,
+    _SERVICE + "UpdateTweet": USERS,
+    _SERVICE + "ListTweetRevisions": ANYONE,
+    _SERVICE + "Retweet": USERS,
+    _SERVICE + "UndoRetweet": USERS,
+    _SERVICE + "Like": USERS,
+    _SERVICE + "Unlike": USERS,
+    _SERVICE + "BatchGetEngagements": USERS,
 }
 
 _BATCH_MAX = 100
@@ -39,11 +52,9 @@ _STREAM_AUTHORS_MAX = 5_001
 _STREAM_LIMIT_MAX = 10_000
 _STREAM_LIMIT_DEFAULT = 1_000
 _STREAM_MESSAGE_IDS = 1_000
+_VERSION_MAX = 1 << 32
 _INLINE_SECONDS = 0.25
 """How long a reply waits for caches and lists: the worker repeats what they miss."""
-
-AccountExists = Callable[[int], Awaitable[bool]]
-"""Whether a user is registered; raises UnavailableError."""
 
 
 class TweetService(tweet_pb2_grpc.TweetServiceServicer):
@@ -55,22 +66,30 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         store: TweetStore,
         timelines: Timelines,
         bodies: Bodies,
+        counting: Counting,
+        media: MediaUrls,
+        velocity: Velocity,
         snowflakes: Snowflakes,
         page_tokens: PageTokens,
-        account_exists: AccountExists,
+        accounts: Accounts,
         on_write: Callable[[], None],
         clock: Clock,
         outbox_max: int,
+        outbox_slow_max: int,
     ) -> None:
         self._store = store
         self._timelines = timelines
         self._bodies = bodies
+        self._counting = counting
+        self._media = media
+        self._velocity = velocity
         self._snowflakes = snowflakes
         self._page_tokens = page_tokens
-        self._account_exists = account_exists
+        self._accounts = accounts
         self._on_write = on_write
         self._clock = clock
         self._outbox_max = outbox_max
+        self._outbox_slow_max = outbox_slow_max
         self.warmer = Warmer(self.rebuild_author_list)
 
     async def CreateTweet(self, request: tweet_pb2.CreateTweetRequest, context: Any) -> tweet_pb2.CreateTweetResponse:
@@ -81,69 +100,118 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         asked = Request(draft.request_id, draft.fingerprint, now + core.REQUEST_TTL_MS) if draft.request_id else None
         # A retry first: what it refers to may be gone by now, and the tweet stands all the same.
         stored = await self._store.made_before(author_id, asked, now) if asked else None
+        new = False
         if stored is None:
             tweet = await self._new_tweet(author_id, draft)
             stored = await self._store.create_tweet(tweet, asked, now, self._outbox_max)
+            if new := stored.tweet_id == tweet.tweet_id:
+                await self._counting.add(core.counted(stored, 1))
         if failpoints.ARMED:
             failpoints.hit("after-outbox-row")
         self._on_write()
         if stored.deleted:
             raise NotFoundError("That request's tweet has been deleted since.", reason="TWEET_NOT_FOUND")
         message = core.to_message(stored)
-        await self._show_author(message)
+        await self._show_author(message, new=new)
+        message.media_urls[:] = self._media.urls(message.media_ids)
         return tweet_pb2.CreateTweetResponse(tweet=message, read_your_write_token=str(stored.tweet_id))
 
     async def _new_tweet(self, author_id: int, draft: core.Draft) -> StoredTweet:
         await self._require_account(author_id)
-        replied_to = await self._referenced(draft.in_reply_to_tweet_id)
-        await self._referenced(draft.quoted_tweet_id)
+        replied_to = await self._original(draft.in_reply_to_tweet_id) if draft.in_reply_to_tweet_id else None
+        quoted = await self._original(draft.quoted_tweet_id) if draft.quoted_tweet_id else None
+        await self._require_no_block(author_id, [tweet.author_id for tweet in (replied_to, quoted) if tweet])
         return StoredTweet(
             tweet_id=self._snowflakes.next_id(),
             author_id=author_id,
             text=draft.text,
-            in_reply_to_tweet_id=draft.in_reply_to_tweet_id,
+            in_reply_to_tweet_id=replied_to.tweet_id if replied_to else 0,
             in_reply_to_user_id=replied_to.author_id if replied_to else 0,
-            quoted_tweet_id=draft.quoted_tweet_id,
+            quoted_tweet_id=quoted.tweet_id if quoted else 0,
             media_ids=draft.media_ids,
             mentions=draft.mentions,
+            quoted_user_id=quoted.author_id if quoted else 0,
         )
 
     async def _require_account(self, author_id: int) -> None:
         # With graph_svc away, the verified token vouches: posts don't wait for it.
         with suppress(UnavailableError):
-            if not await self._account_exists(author_id):
+            if not await self._accounts.exists(author_id):
                 raise NotFoundError("No such user.", reason="USER_NOT_FOUND", user_id=str(author_id))
 
-    async def _referenced(self, tweet_id: int) -> StoredTweet | None:
-        return await self._visible(tweet_id) if tweet_id else None
+    async def _require_no_block(self, user_id: int, author_ids: Sequence[int]) -> None:
+        others = sorted({*author_ids} - {user_id})
+        if others and await self._accounts.any_block(user_id, others):
+            raise PermissionDeniedError("You block its author, or its author blocks you.", reason="BLOCKED")
+
+    async def _original(self, tweet_id: int) -> StoredTweet:
+        """A visible tweet; of a retweet, what it is a retweet of."""
+        tweet = await self._visible(tweet_id)
+        return await self._visible(tweet.retweeted_tweet_id) if tweet.retweeted_tweet_id else tweet
+
+    async def _original_id(self, tweet_id: int) -> int:
+        """As `_original`, of tweets that are deleted or unknown, too."""
+        found = await self._store.tweets([tweet_id])
+        return (found[0].retweeted_tweet_id if found else 0) or tweet_id
 
     async def _visible(self, tweet_id: int) -> StoredTweet:
         found = await self._store.tweets([tweet_id])
         if not found or found[0].deleted:
-            raise NotFoundError("No such tweet.", reason="TWEET_NOT_FOUND", tweet_id=str(tweet_id))
+            raise _no_such_tweet(tweet_id)
         return found[0]
 
-    async def _show_author(self, tweet: tweet_pb2.Tweet) -> None:
-        """The author's own lists, at once; fan-out repeats this, so a failure costs a little delay."""
+    async def _show_author(self, tweet: tweet_pb2.Tweet, *, new: bool = False) -> None:
+        """The author's own lists, at once; fan-out repeats this, so a failure costs a little delay. `new`: nobody can
+        have liked it yet, which its first readers needn't ask."""
         keys = [lists.home(tweet.author_id), lists.author(tweet.author_id)]
         try:
             async with asyncio.timeout(_INLINE_SECONDS):
-                await asyncio.gather(self._timelines.push(keys, [tweet.tweet_id]), self._bodies.put([tweet]))
+                begun = [self._counting.begin(tweet.tweet_id)] if new else []
+                push, put = self._timelines.push(keys, [tweet.tweet_id]), self._bodies.put([tweet])
+                await asyncio.gather(push, put, *begun)
         except (TimeoutError, UnavailableError) as error:
             log.debug("inline push of %d left to fan-out: %s", tweet.tweet_id, error)
 
     async def GetTweet(self, request: tweet_pb2.GetTweetRequest, context: Any) -> tweet_pb2.GetTweetResponse:
         """See the proto."""
         tweet = await self._visible(checks.required_id("tweet_id", request.tweet_id))
-        return tweet_pb2.GetTweetResponse(tweet=core.to_message(tweet))
+        response = tweet_pb2.GetTweetResponse(tweet=core.to_message(tweet), references=await self._references([tweet]))
+        await self._complete([response.tweet], response.references)
+        return response
 
     async def BatchGetTweets(
         self, request: tweet_pb2.BatchGetTweetsRequest, context: Any
     ) -> tweet_pb2.BatchGetTweetsResponse:
         """See the proto."""
         found = await self._store.tweets(checks.batch("tweet_ids", request.tweet_ids, _BATCH_MAX))
-        tweets = [core.to_message(tweet) for tweet in found if not tweet.deleted]
-        return tweet_pb2.BatchGetTweetsResponse(tweets=tweets)
+        visible = [tweet for tweet in found if not tweet.deleted]
+        response = tweet_pb2.BatchGetTweetsResponse(
+            tweets=map(core.to_message, visible), references=await self._references(visible)
+        )
+        await self._complete(response.tweets, response.references)
+        return response
+
+    async def _references(self, tweets: Sequence[StoredTweet]) -> list[tweet_pb2.TweetReference]:
+        """What visible tweets answer, quote or retweet."""
+        ids = core.referred_to(tweets)
+        return core.references(ids, await self._store.tweets(ids)) if ids else []
+
+    async def _complete(
+        self, tweets: Sequence[tweet_pb2.Tweet], references: Sequence[tweet_pb2.TweetReference] = ()
+    ) -> None:
+        """Set what isn't a part of cached bodies: counts, and where media are."""
+        shown = [*tweets, *(reference.tweet for reference in references if reference.HasField("tweet"))]
+        for tweet in shown:
+            tweet.media_urls[:] = self._media.urls(tweet.media_ids)
+        await self._count(shown)
+
+    async def _count(self, tweets: Sequence[tweet_pb2.Tweet]) -> None:
+        """Set the counts that are known. A retweet has none: they are its original's."""
+        counted = [tweet for tweet in tweets if not tweet.retweeted_tweet_id]
+        known = await self._counting.of(list(dict.fromkeys(tweet.tweet_id for tweet in counted)))
+        for tweet in counted:
+            if tweet.tweet_id in known:
+                tweet.counts.CopyFrom(known[tweet.tweet_id])
 
     async def HydrateTweets(
         self, requests: AsyncIterator[tweet_pb2.HydrateTweetsRequest], context: Any
@@ -160,6 +228,7 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
             with suppress(TimeoutError, UnavailableError):
                 async with asyncio.timeout(_INLINE_SECONDS):
                     await self._bodies.put(response.tweets)
+            await self._count(response.tweets)
             yield response
 
     async def ListUserTweets(
@@ -177,10 +246,13 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
             await self._require_account(user_id)
         more = len(tweets) > size
         page = tweets[:size]
-        return tweet_pb2.ListUserTweetsResponse(
-            tweets=[core.to_message(tweet) for tweet in page],
+        response = tweet_pb2.ListUserTweetsResponse(
+            tweets=map(core.to_message, page),
+            references=await self._references(page),
             next_page_token=self._page_tokens.encode("ListUserTweets", binding, page[-1].tweet_id) if more else "",
         )
+        await self._complete(response.tweets, response.references)
+        return response
 
     async def _newest_visible(self, author_id: int, below_id: int, count: int) -> list[StoredTweet]:
         """At most `count` visible tweets; fewer only when no more are there."""
@@ -242,13 +314,153 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         """See the proto."""
         tweet_id = checks.required_id("tweet_id", request.tweet_id)
         author_id = principals.current.get().user_id
-        tweet = await self._store.delete_tweet(tweet_id, author_id)
-        if tweet is None or (tweet.deleted and tweet.author_id != author_id):
-            raise NotFoundError("No such tweet.", reason="TWEET_NOT_FOUND", tweet_id=str(tweet_id))
-        if tweet.author_id != author_id:
-            raise PermissionDeniedError("Only its author may delete a tweet.", reason="NOT_THE_AUTHOR")
+        change = _own(await self._store.delete_tweet(tweet_id, author_id), tweet_id, author_id)
+        await self._end(change)
+        return tweet_pb2.DeleteTweetResponse()
+
+    async def _end(self, change: Change) -> None:
+        """A tweet was deleted, now or before."""
+        tweet = change.tweet
+        assert tweet.deleted
         self._on_write()
+        if change.changed:
+            await self._counting.add(core.counted(tweet, -1))
         # A cached body that outlives its deletion would be shown: no reply before it's gone. Fan-out repeats this, for
         # a cache that was restarted and lost its last moments.
-        await self._bodies.put_deleted(tweet_id, tweet.version)
-        return tweet_pb2.DeleteTweetResponse()
+        await self._bodies.put_deleted(tweet.tweet_id, tweet.version)
+
+    async def UpdateTweet(self, request: tweet_pb2.UpdateTweetRequest, context: Any) -> tweet_pb2.UpdateTweetResponse:
+        """See the proto."""
+        edit = core.edit(request)
+        author_id = principals.current.get().user_id
+        change = _own(
+            await self._store.update_tweet(
+                edit.tweet_id, author_id, edit.text, edit.mentions, self._clock.now_ms(), self._outbox_max
+            ),
+            edit.tweet_id,
+            author_id,
+        )
+        if change.tweet.deleted:
+            raise _no_such_tweet(edit.tweet_id)
+        if change.tweet.retweeted_tweet_id:
+            raise InvalidArgumentError("tweet.tweet_id", "A retweet has no text.", reason="IS_A_RETWEET")
+        self._on_write()
+        message = core.to_message(change.tweet)
+        # As for a deletion: whoever reads after the reply reads the new text, also after a retry that changed nothing.
+        await self._bodies.put([message])
+        await self._complete([message])
+        return tweet_pb2.UpdateTweetResponse(tweet=message)
+
+    async def ListTweetRevisions(
+        self, request: tweet_pb2.ListTweetRevisionsRequest, context: Any
+    ) -> tweet_pb2.ListTweetRevisionsResponse:
+        """See the proto."""
+        tweet_id = checks.required_id("tweet_id", request.tweet_id)
+        size = checks.page_size(request.page_size)
+        binding = (str(principals.current.get()), tweet_id)
+        below = _VERSION_MAX
+        if request.page_token:
+            below = self._page_tokens.decode("ListTweetRevisions", binding, request.page_token)
+        revisions = await self._store.revisions(tweet_id, below, size + 1)
+        if revisions is None:
+            raise _no_such_tweet(tweet_id)
+        more = len(revisions) > size
+        page = revisions[:size]
+        return tweet_pb2.ListTweetRevisionsResponse(
+            revisions=map(core.to_revision, page),
+            next_page_token=self._page_tokens.encode("ListTweetRevisions", binding, page[-1].version) if more else "",
+        )
+
+    async def Retweet(self, request: tweet_pb2.RetweetRequest, context: Any) -> tweet_pb2.RetweetResponse:
+        """See the proto."""
+        author_id = principals.current.get().user_id
+        tweet_id = checks.required_id("tweet_id", request.tweet_id)
+        await self._require_account(author_id)
+        original = await self._original(tweet_id)
+        retweet = await self._store.retweet_of(author_id, original.tweet_id)
+        if retweet is None:
+            await self._require_no_block(author_id, [original.author_id])
+            retweet = await self._new_retweet(author_id, original)
+        self._on_write()
+        message = core.to_message(retweet)
+        await self._show_author(message)
+        return tweet_pb2.RetweetResponse(tweet=message, read_your_write_token=str(retweet.tweet_id))
+
+    async def _new_retweet(self, author_id: int, original: StoredTweet) -> StoredTweet:
+        slow = await self._is_hot(original)
+        retweet = StoredTweet(
+            tweet_id=self._snowflakes.next_id(),
+            author_id=author_id,
+            text="",
+            retweeted_tweet_id=original.tweet_id,
+            retweeted_user_id=original.author_id,
+        )
+        outbox_max = self._outbox_slow_max if slow else self._outbox_max
+        stored = await self._store.create_retweet(retweet, outbox_max, slow=slow)
+        if stored.tweet_id == retweet.tweet_id:
+            await self._counting.add(core.counted(stored, 1))
+        return stored
+
+    async def _is_hot(self, original: StoredTweet) -> bool:
+        """Whether so many retweet it that their delivery may wait. While Valkey is away: no."""
+        try:
+            async with asyncio.timeout(_INLINE_SECONDS):
+                heat = await self._velocity.retweeted(original.tweet_id)
+                if heat is Heat.HEATED:
+                    log.info("tweet %d is hot", original.tweet_id)
+                    await self._bodies.put([core.to_message(original)])  # Everybody is about to read it.
+        except (TimeoutError, UnavailableError):
+            return False
+        return heat is not Heat.COLD
+
+    async def UndoRetweet(self, request: tweet_pb2.UndoRetweetRequest, context: Any) -> tweet_pb2.UndoRetweetResponse:
+        """See the proto."""
+        original_id = await self._original_id(checks.required_id("tweet_id", request.tweet_id))
+        change = await self._store.undo_retweet(principals.current.get().user_id, original_id)
+        if change:
+            await self._end(change)
+        return tweet_pb2.UndoRetweetResponse(changed=bool(change and change.changed))
+
+    async def Like(self, request: tweet_pb2.LikeRequest, context: Any) -> tweet_pb2.LikeResponse:
+        """See the proto."""
+        user_id = principals.current.get().user_id
+        tweet_id = checks.required_id("tweet_id", request.tweet_id)
+        await self._require_account(user_id)
+        original = await self._original(tweet_id)
+        await self._require_no_block(user_id, [original.author_id])
+        changed = await self._store.like(user_id, original.tweet_id)
+        if changed:
+            await self._counting.add({original.tweet_id: Tally(likes=1)})
+        return tweet_pb2.LikeResponse(changed=changed)
+
+    async def Unlike(self, request: tweet_pb2.UnlikeRequest, context: Any) -> tweet_pb2.UnlikeResponse:
+        """See the proto."""
+        original_id = await self._original_id(checks.required_id("tweet_id", request.tweet_id))
+        changed = await self._store.unlike(principals.current.get().user_id, original_id)
+        if changed:
+            await self._counting.add({original_id: Tally(likes=-1)})
+        return tweet_pb2.UnlikeResponse(changed=changed)
+
+    async def BatchGetEngagements(
+        self, request: tweet_pb2.BatchGetEngagementsRequest, context: Any
+    ) -> tweet_pb2.BatchGetEngagementsResponse:
+        """See the proto."""
+        tweet_ids = checks.batch("tweet_ids", request.tweet_ids, _BATCH_MAX)
+        done = await self._store.engagements(principals.current.get().user_id, tweet_ids)
+        return tweet_pb2.BatchGetEngagementsResponse(
+            liked_tweet_ids=[tweet_id for tweet_id in tweet_ids if tweet_id in done.liked],
+            retweeted_tweet_ids=[tweet_id for tweet_id in tweet_ids if tweet_id in done.retweeted],
+        )
+
+
+def _own(change: Change | None, tweet_id: int, author_id: int) -> Change:
+    """A write to a tweet of the caller's own. Raises NotFoundError, PermissionDeniedError."""
+    if change is None or (change.tweet.deleted and change.tweet.author_id != author_id):
+        raise _no_such_tweet(tweet_id)
+    if change.tweet.author_id != author_id:
+        raise PermissionDeniedError("Only its author may change a tweet.", reason="NOT_THE_AUTHOR")
+    return change
+
+
+def _no_such_tweet(tweet_id: int) -> NotFoundError:
+    return NotFoundError("No such tweet.", reason="TWEET_NOT_FOUND", tweet_id=str(tweet_id))

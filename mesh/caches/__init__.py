@@ -1,4 +1,4 @@
-"""Caches in Valkey that two services share: bodies of tweets, and viewers' versions."""
+"""Caches in Valkey that two services share: bodies of tweets and their counts, and viewers' versions."""
 
 from importlib import resources
 

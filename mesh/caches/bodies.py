@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
 
-from mesh.valkey import Valkey
+from mesh.valkey import Command, Valkey
 from starling.tweet.v1 import tweet_pb2
 
 log = logging.getLogger(__name__)
@@ -27,9 +27,14 @@ class Bodies:
 
     async def get(self, tweet_ids: Sequence[int]) -> dict[int, Body]:
         """What is cached of these."""
-        if not tweet_ids:
-            return {}
-        values = await self._valkey.call("MGET", *(self._key(tweet_id) for tweet_id in tweet_ids))
+        return self.parse(tweet_ids, await self._valkey.call(*self.get_command(tweet_ids))) if tweet_ids else {}
+
+    def get_command(self, tweet_ids: Sequence[int]) -> Command:
+        """To be sent along with other commands (at least one id); `parse` reads the reply."""
+        return ("MGET", *(self._key(tweet_id) for tweet_id in tweet_ids))
+
+    def parse(self, tweet_ids: Sequence[int], values: Sequence[bytes | None]) -> dict[int, Body]:
+        """What the reply says of these."""
         found: dict[int, Body] = {}
         for tweet_id, value in zip(tweet_ids, values, strict=True):
             try:

@@ -1,6 +1,7 @@
 """The `starling` command against a mesh that a launcher runs."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,6 +31,8 @@ class Answer:
 
 
 Starling = Callable[..., Answer]
+USUAL_POLICY = {"pullThreshold": "100000", "pullThresholdMin": "0"}
+NO_PRESSURE = {"bigTasksSlow": False, "pullThreshold": "100000", "changes": "0"}
 
 
 @pytest.fixture
@@ -113,6 +116,26 @@ async def test_catch_up_brings_each_tweet_once_that_the_caller_lacks(running_mes
         assert await caught_up([posted[0] + (90_000 << 22)]) == [], "no deeper than a minute"
 
 
+def test_a_home_is_watched(starling: Starling, running_mesh: RunningMesh) -> None:
+    made(starling, "watched", "watcher")
+    assert starling("follow", "watcher", "watched").status == 0
+    command = ["-m", "cli", "--data", str(running_mesh.folder.path), "home", "watcher", "--watch", "--json"]
+    posted = [starling("post", "watched", "before", "--json").json["tweet"]["tweetId"]]
+    watching = subprocess.Popen(
+        [sys.executable, *command, "--newer-than", str(int(posted[0]) - 1)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert watching.stdout
+        assert json.loads(watching.stdout.readline())["itemId"] == posted[0]
+        for number in range(3):
+            posted.append(starling("post", "watched", f"tweet {number}", "--json").json["tweet"]["tweetId"])
+            item = json.loads(watching.stdout.readline())
+            assert (item["itemId"], item["tweet"]["text"]) == (posted[-1], f"tweet {number}")
+    finally:
+        watching.kill()
+        watching.wait(10)
+
+
 def test_replies_quotes_and_request_ids_go_with_a_post(starling: Starling) -> None:
     made(starling, "replier")
     root = starling("post", "replier", "root", "--json").json["tweet"]["tweetId"]
@@ -137,6 +160,52 @@ def test_a_deleted_tweet_is_gone(starling: Starling) -> None:
     assert starling("profile", "deleter", "--json").json["tweets"] == []
 
 
+def test_a_retweet_is_shown_in_the_profile_until_it_is_taken_back(starling: Starling) -> None:
+    made(starling, "original", "retweeter")
+    tweet_id = starling("post", "original", "worth it\nreally", "--json").json["tweet"]["tweetId"]
+    retweeted = starling("retweet", "retweeter", tweet_id, "--json").json["tweet"]
+    assert (retweeted["retweetedTweetId"], retweeted["text"]) == (tweet_id, "")
+    retweet_id = retweeted["tweetId"]
+    assert starling("retweet", "retweeter", retweet_id).out == f"Retweeted {tweet_id} as {retweet_id}\n"
+    profile = starling("profile", "retweeter").out
+    assert f"{retweet_id}  @retweeter retweeted @original  worth it\n  " in profile
+    starling("delete", "original", tweet_id)
+    assert starling("profile", "retweeter").out.endswith("@retweeter retweeted @original  tweet unavailable\n")
+    assert starling("unretweet", "retweeter", tweet_id).out == f"@retweeter no longer retweets {tweet_id}\n"
+    assert starling("unretweet", "retweeter", retweet_id).out == f"@retweeter didn't retweet {retweet_id}\n"
+    assert starling("unretweet", "retweeter", retweet_id, "--json").json == {"changed": False}
+    assert starling("profile", "retweeter", "--json").json["tweets"] == []
+
+
+def test_a_tweet_is_edited_and_its_texts_are_kept(starling: Starling) -> None:
+    made(starling, "editor", "stranger")
+    tweet_id = starling("post", "editor", "frist", "--json").json["tweet"]["tweetId"]
+    assert starling("edit", "editor", tweet_id, "first").out == f"Edited {tweet_id}, now version 2\n"
+    assert starling("edit", "editor", tweet_id, "first", "--json").json["version"] == 2
+    assert f"{tweet_id}  @editor  first\n" in starling("home", "editor").out
+    shown = starling("revisions", tweet_id, "--json").json["revisions"]
+    assert [(revision["version"], revision["text"]) for revision in shown] == [(2, "first"), (1, "frist")]
+    newest, next_page = starling("revisions", tweet_id, "--limit", "1").out.splitlines()
+    assert newest.endswith("  2  first")
+    rest = starling("revisions", tweet_id, "--page-token", next_page.split()[-1]).out
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d  1  frist\n", rest)
+    refused = starling("edit", "stranger", tweet_id, "mine")
+    assert (refused.status, refused.out) == (1, "")
+    assert "(PERMISSION_DENIED NOT_THE_AUTHOR)" in refused.err
+    assert "field tweet.text" in starling("edit", "editor", tweet_id, " ").err
+
+
+def test_a_tweet_is_liked_and_counted(starling: Starling) -> None:
+    made(starling, "liked", "fan")
+    tweet_id = starling("post", "liked", "likeable", "--json").json["tweet"]["tweetId"]
+    assert starling("like", "fan", tweet_id).out == f"@fan likes {tweet_id}\n"
+    assert starling("like", "fan", tweet_id).out == f"@fan already liked {tweet_id}\n"
+    (tweet,) = starling("profile", "liked", "--json").json["tweets"]
+    assert tweet["counts"] == {"likes": "1", "retweets": "0", "replies": "0", "quotes": "0"}
+    assert starling("unlike", "fan", tweet_id, "--json").json == {"changed": True}
+    assert starling("unlike", "fan", tweet_id).out == f"@fan didn't like {tweet_id}\n"
+
+
 def test_accounts_are_shown_with_whom_they_follow(starling: Starling) -> None:
     assert starling("user", "create", "named", "--name", "A Name", "--json").json["displayName"] == "A Name"
     made(starling, "fan1", "fan2")
@@ -149,6 +218,24 @@ def test_accounts_are_shown_with_whom_they_follow(starling: Starling) -> None:
     rest = starling("followers", "named", "--page-token", page["nextPageToken"]).out
     assert rest == "@fan2             fan2\n"
     assert [user["handle"] for user in starling("following", "fan1", "--json").json["users"]] == ["named"]
+
+
+def test_accounts_are_blocked_and_muted(starling: Starling) -> None:
+    made(starling, "blocker", "nuisance")
+    starling("follow", "nuisance", "blocker")
+    assert starling("block", "blocker", "@nuisance").out == "@blocker blocks @nuisance\n"
+    assert starling("block", "blocker", "nuisance").out == "@blocker already blocked @nuisance\n"
+    assert starling("followers", "blocker", "--json").json["users"] == []
+    refused = starling("follow", "nuisance", "blocker")
+    assert (refused.status, refused.out) == (1, "")
+    assert refused.err == "Error: One of the two blocks the other (PERMISSION_DENIED BLOCKED)\n"
+    assert starling("unblock", "blocker", "nuisance", "--json").json == {"changed": True}
+    assert starling("unblock", "blocker", "nuisance").out == "@blocker didn't block @nuisance\n"
+    assert starling("follow", "nuisance", "blocker", "--json").json == {"changed": True}
+    assert starling("mute", "nuisance", "blocker", "--json").json == {"changed": True}
+    assert starling("mute", "nuisance", "blocker").out == "@nuisance already muted @blocker\n"
+    assert starling("unmute", "nuisance", "blocker").out == "@nuisance no longer mutes @blocker\n"
+    assert starling("unmute", "nuisance", "blocker", "--json").json == {"changed": False}
 
 
 def test_a_token_speaks_for_whom_it_names(
@@ -204,22 +291,37 @@ def test_status_shows_health_lag_and_delays(starling: Starling) -> None:
     (fanout,) = status["fanout"]
     assert {"lagMessages", "lagSeconds"} <= fanout["partitions"][0].keys()
     assert {"p50Seconds", "p95Seconds", "p99Seconds"} <= fanout["worker"]["delay"].keys()
-    assert status["policy"] == {"pullThreshold": "100000"}
+    assert {k: v for k, v in status["policy"].items() if k != "pressure"} == USUAL_POLICY
+    assert status["policy"]["pressure"].items() >= NO_PRESSURE.items()
+    assert 0 <= status["policy"]["pressure"]["lagSeconds"] < 5
     text = starling("status").out
     assert "SERVING" in text
     assert "p95 s" in text
     assert "pull threshold: 100,000 followers\n" in text
+    assert re.search(
+        r"^pressure: none; \d\.\d s behind; 100,000 followers in force, changed 0 times$", text, re.MULTILINE
+    )
 
 
-def test_the_pull_threshold_is_shown_and_set(starling: Starling) -> None:
-    assert starling("policy").out == "pull threshold: 100,000 followers\n"
-    assert starling("policy", "--pull-threshold", "70000").out == "pull threshold: 70,000 followers\n"
-    assert starling("policy", "--json").json == {"pullThreshold": "70000"}
-    assert starling("status", "--json").json["policy"] == {"pullThreshold": "70000"}
-    refused = starling("policy", "--pull-threshold", "1")
-    assert (refused.status, refused.out) == (1, "")
-    assert "(INVALID_ARGUMENT, field policy.pull_threshold)" in refused.err
-    assert starling("policy", "--pull-threshold", "100000", "--json").json == {"pullThreshold": "100000"}
+def test_the_policy_is_shown_and_set(starling: Starling) -> None:
+    def policy(*arguments: str) -> dict[str, Any]:
+        answer: dict[str, Any] = starling("policy", *arguments, "--json").json
+        pressure = answer.pop("pressure")
+        assert (pressure["pullThreshold"], pressure["changes"]) == (answer["pullThreshold"], "0")
+        return answer
+
+    assert starling("policy").out.startswith("pull threshold: 100,000 followers\npressure: none; ")
+    assert starling("policy", "--pull-threshold", "70000").out.startswith("pull threshold: 70,000 followers\n")
+    assert policy() == {"pullThreshold": "70000", "pullThresholdMin": "0"}
+    lines = starling("policy", "--pull-threshold-min", "20000").out.splitlines()
+    assert lines[0] == "pull threshold: 70,000 followers, no lower than 20,000 under lag"
+    assert policy("--pull-threshold", "60000") == {"pullThreshold": "60000", "pullThresholdMin": "20000"}
+    assert starling("status", "--json").json["policy"]["pullThreshold"] == "60000"
+    for option, value in (("pull-threshold", "1"), ("pull-threshold-min", "60001")):
+        refused = starling("policy", f"--{option}", value)
+        assert (refused.status, refused.out) == (1, "")
+        assert f"(INVALID_ARGUMENT, field policy.{option.replace('-', '_')})" in refused.err
+    assert policy("--pull-threshold", "100000", "--pull-threshold-min", "0") == USUAL_POLICY
 
 
 def test_the_policy_is_the_operators(starling: Starling, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,6 +347,10 @@ def test_a_list_is_rebuilt_on_demand(starling: Starling) -> None:
         (
             ("follow", "clumsy", "clumsy"),
             "Error: Nobody follows themselves (INVALID_ARGUMENT SELF_FOLLOW, field followee_id)\n",
+        ),
+        (
+            ("block", "clumsy", "clumsy"),
+            "Error: Nobody blocks themselves (INVALID_ARGUMENT SELF_BLOCK, field user_id)\n",
         ),
         (("user", "create", "clumsy"), "Error: The handle is taken, handle clumsy (ALREADY_EXISTS HANDLE_TAKEN)\n"),
     ],

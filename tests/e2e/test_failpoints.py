@@ -1,6 +1,7 @@
 """A real process is killed at each of the places where it would hurt; afterwards every walk is exact."""
 
 import random
+import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from cli.client import Client
 from mesh import failpoints
 from mesh.principals import OPERATOR, service
+from mesh.valkey import Valkey
 from starling.graph.v1 import graph_pb2
 from tests.e2e.conftest import RunningMesh
 from tests.e2e.ledger import Ledger, people
@@ -24,6 +26,7 @@ VICTIMS = {
     "before-ack": "fanout_svc",
     "before-version-copy-deleted": "graph_svc",
     "in-drain": "fanout_svc",
+    "before-flush-finished": "tweet_svc",
 }
 ON_THE_WAY_OF_A_POST = list(VICTIMS)[:5]
 THRESHOLD, HIGH_THRESHOLD = 5, 1_000
@@ -50,13 +53,43 @@ def armed(tmp_path: Path) -> Iterator[Armed]:
     folder = tmp_path / "failpoints"
     folder.mkdir()
     running = RunningMesh(tmp_path / "data")
-    settings = {"FAILPOINTS": str(folder), "BUCKET_SIZE": "4", "PULL_THRESHOLD": str(HIGH_THRESHOLD)}
+    settings = {
+        "FAILPOINTS": str(folder),
+        "BUCKET_SIZE": "4",
+        "PULL_THRESHOLD": str(HIGH_THRESHOLD),
+        "COUNTS_FLUSH_SECONDS": "0.5",
+    }
     running.start(**{f"STARLING_{name}": value for name, value in settings.items()})
     try:
         yield Armed(running, folder)
         assert running.stop() == 0, running.log()[-5_000:]
     finally:
         running.destroy()
+
+
+async def like_patiently(client: Client, user: int, tweet: int) -> None:
+    async def likes() -> bool:
+        try:
+            await client.like(user, tweet)
+        except grpc.aio.AioRpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            return False
+        return True
+
+    await eventually(likes, 30)
+
+
+async def flush_is_over(mesh: RunningMesh) -> bool:
+    valkey = Valkey(mesh.mesh.valkey_url)
+    try:
+        return bool((await valkey.call("HGET", "tweet_counts_taken", "flush") or b"").startswith(b"done:"))
+    finally:
+        await valkey.close()
+
+
+def likes_stored(mesh: RunningMesh, tweet: int) -> int:
+    with sqlite3.connect(mesh.folder.tweet_database) as connection:
+        return int(connection.execute("SELECT likes FROM tweet_counts WHERE tweet_id = ?", (tweet,)).fetchone()[0])
 
 
 async def set_threshold(client: Client, threshold: int) -> None:
@@ -91,6 +124,11 @@ async def test_a_process_killed_at_any_failpoint_loses_nothing(armed: Armed) -> 
         await armed.dies_at("before-version-copy-deleted", lambda: follow_patiently(client, ledger, *pair))
         await ledger.drained()
         await ledger.every_walk_is_exact()
+
+        tweet = min(ledger.posted)
+        await armed.dies_at("before-flush-finished", lambda: like_patiently(client, users[0], tweet))
+        await eventually(lambda: flush_is_over(armed.mesh), 30)
+        assert likes_stored(armed.mesh, tweet) == 1
 
         author = max(users, key=lambda user: sum(followee == user for _, followee in ledger.follows))
         await pulled_for_long(client, author, ledger, chance)

@@ -1,14 +1,18 @@
-"""The caches that services share: bodies by version, and viewers' versions by lease."""
+"""The caches that services share: bodies by version, viewers' versions by lease, and counts."""
 
+import random
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from operator import add
 
 import pytest
 
 from mesh import caches
 from mesh.caches.bodies import Bodies
+from mesh.caches.counts import FLUSH_MAX, Counts, Flush, Found, Tally
 from mesh.caches.viewer_versions import ViewerVersions
 from mesh.valkey import Valkey
-from starling.tweet.v1.tweet_pb2 import Tweet
+from starling.tweet.v1.tweet_pb2 import Tweet, TweetCounts
 
 
 @pytest.fixture
@@ -75,3 +79,116 @@ async def test_a_copy_of_another_server_process_is_no_copy(valkey: Valkey) -> No
     valkey.run_id = "restarted"
     assert await version(versions, valkey) is None
     assert await versions.lease(5) is not None
+
+
+def plus(one: Tally, other: Tally) -> Tally:
+    return Tally(*map(add, one, other))
+
+
+def message(tally: Tally) -> TweetCounts:
+    return TweetCounts(**tally._asdict())
+
+
+@dataclass
+class CountStore:
+    """Adds each flush once."""
+
+    sums: dict[int, Tally] = field(default_factory=dict)
+    flushes: set[str] = field(default_factory=set)
+
+    def add(self, flush: Flush) -> None:
+        if flush.flush_id not in self.flushes:
+            self.flushes.add(flush.flush_id)
+            for tweet_id, change in flush.sums.items():
+                self.sums[tweet_id] = plus(self.sums.get(tweet_id, Tally()), change)
+
+    def read(self, found: Found) -> tuple[dict[int, Tally], bool]:
+        return {n: self.sums.get(n, Tally()) for n in TWEETS}, found.unfinished_flush in self.flushes
+
+
+TWEETS = (1, 2, 3)
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_cached_counts_are_right_whatever_flushers_and_readers_do(valkey: Valkey, seed: int) -> None:
+    """Flushers stop between any two steps, or go on much later; readers fill with what they read before."""
+    chance = random.Random(seed)
+    counts, store, truth = Counts(valkey), CountStore(), dict.fromkeys(TWEETS, Tally())
+    taken: list[Flush] = []
+    found: list[Found] = []
+    read: list[tuple[Found, dict[int, Tally], bool]] = []
+    for _ in range(150):
+        match chance.choice(["add", "add", "take", "store", "finish", "find", "read", "fill", "fill", "expire"]):
+            case "add":
+                number = chance.choice(TWEETS)
+                change = Tally(likes=chance.choice([0, 1, 1, 2]), replies=chance.choice([0, 1]))
+                truth[number] = plus(truth[number], change)
+                await counts.add({number: change})
+            case "take" if flush := await counts.take():
+                taken.append(flush)
+            case "store" if taken:
+                store.add(chance.choice(taken))
+            case "finish" if done := [flush for flush in taken if flush.flush_id in store.flushes]:
+                await counts.finish(chance.choice(done))
+            case "find":
+                found.append(await counts.find(TWEETS))
+            case "read" if found:
+                read.append((state := found.pop(), *store.read(state)))
+            case "fill" if read:
+                state, sums, added = read.pop()
+                filled = await counts.fill(sums, state, added=added)
+                assert filled in ({}, {number: message(tally) for number, tally in truth.items()})
+            case "expire":
+                await valkey.call("DEL", f"{valkey.key_prefix}tweet_counts:{chance.choice(TWEETS)}")
+        for number, cached in (await counts.get(TWEETS)).items():
+            assert cached == message(truth[number])
+    while flush := await counts.take():
+        store.add(flush)
+        await counts.finish(flush)
+    assert {number: store.sums.get(number, Tally()) for number in TWEETS} == truth
+
+
+async def test_a_flush_takes_a_bounded_part(valkey: Valkey) -> None:
+    counts, store = Counts(valkey), CountStore()
+    for start in range(1, 2 * FLUSH_MAX, 500):
+        await counts.add({number: Tally(likes=1) for number in range(start, start + 500)})
+    for _ in range(2):
+        flush = await counts.take()
+        assert flush
+        assert len(flush.sums) == FLUSH_MAX
+        again = await counts.take()
+        assert again == flush, "what is unfinished comes first"
+        store.add(flush)
+        await counts.finish(flush)
+    assert await counts.take() is None
+    assert store.sums == dict.fromkeys(range(1, 2 * FLUSH_MAX + 1), Tally(likes=1))
+
+
+async def test_what_was_undone_needs_no_flush(valkey: Valkey) -> None:
+    counts = Counts(valkey)
+    await counts.add({1: Tally(likes=1, quotes=1)})
+    await counts.add({1: Tally(likes=-1, quotes=-1)})
+    assert await counts.take() is None
+    assert await counts.get([1]) == {}
+    assert await counts.get([]) == {}
+
+
+async def test_counts_are_cached_for_a_while_and_never_below_zero(valkey: Valkey) -> None:
+    counts = Counts(valkey)
+    found = await counts.find([1, 2])
+    assert found == Found({}, "")
+    assert await counts.fill({1: Tally(likes=1), 2: Tally(2, 3, 4, 5)}, found, added=True) == {
+        1: TweetCounts(likes=1),
+        2: TweetCounts(likes=2, retweets=3, replies=4, quotes=5),
+    }
+    await counts.add({1: Tally(likes=-3)})
+    assert await counts.get([1, 3]) == {1: TweetCounts()}
+    assert 0 < await valkey.call("TTL", f"{valkey.key_prefix}tweet_counts:1") <= 300
+
+
+async def test_a_change_of_thousands_of_counts_at_once_is_noted(valkey: Valkey) -> None:
+    counts = Counts(valkey)
+    await counts.add({number: Tally(1, 1, 1, 1) for number in range(1, 1_001)})
+    flush = await counts.take()
+    assert flush
+    assert sum(sum(tally) for tally in flush.sums.values()) == FLUSH_MAX

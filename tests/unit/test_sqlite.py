@@ -93,3 +93,46 @@ async def test_a_file_that_is_no_database_is_refused_by_name(tmp_path: Path) -> 
     (tmp_path / "poem.db").write_text("no database, " * 100)
     with pytest.raises(ConfigurationError, match=r"poem\.db"):
         await Database(tmp_path / "poem.db", "").open()
+
+
+async def test_an_older_file_is_brought_up_to_date_step_by_step(tmp_path: Path) -> None:
+    steps = ("ALTER TABLE t ADD COLUMN m INTEGER NOT NULL DEFAULT 0;", "UPDATE t SET m = n * 2")
+    schemas = ("(n INTEGER PRIMARY KEY)", *["(n INTEGER PRIMARY KEY, m INTEGER NOT NULL DEFAULT 0)"] * 2)
+    for releases in ([0, 2], [0, 1, 2], [0, 0, 1, 1, 2, 2]):
+        path = tmp_path / f"{len(releases)}.db"
+        for number, release in enumerate(releases):
+            schema = f"CREATE TABLE IF NOT EXISTS t {schemas[release]}"
+            database = Database(path, schema, migrations=steps[:release], synchronous="OFF")
+            await database.open()
+            await database.open()
+            if number == 0:
+                await database.write(partial(insert, number=5))
+            else:
+                assert await numbers(database) == [5]
+            await database.close()
+        with sqlite3.connect(path) as connection:
+            assert connection.execute("SELECT n, m FROM t").fetchall() == [(5, 10)]
+
+
+async def test_a_step_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    for step in ("CREATE TABLE u (n INTEGER); ALTER TABLE missing RENAME TO v", "CREATE TABLE u (n INTEGER)"):
+        migrations = (step,)
+        database = Database(tmp_path / "test.db", "CREATE TABLE IF NOT EXISTS t (n INTEGER PRIMARY KEY)")
+        await database.open()
+        await database.close()
+        newer = Database(tmp_path / "test.db", "", migrations=migrations)
+        if "missing" in step:
+            with pytest.raises(UnavailableError):
+                await newer.open()
+        else:
+            await newer.open()
+        await newer.close()
+
+
+async def test_a_file_of_a_newer_release_is_refused_by_name(tmp_path: Path) -> None:
+    newer = Database(tmp_path / "test.db", "CREATE TABLE t (n INTEGER)", migrations=("one", "two"))
+    await newer.open()
+    await newer.close()
+    older = Database(tmp_path / "test.db", "CREATE TABLE IF NOT EXISTS t (n INTEGER)", migrations=("one",))
+    with pytest.raises(ConfigurationError, match=r"test\.db was made by a newer release"):
+        await older.open()
