@@ -58,6 +58,7 @@ def make(
         "STARLING_GRAPH_DATABASE": str(folder.graph_database.absolute()),
         "STARLING_GRAPH_TARGET": at["graph_svc"],
         "STARLING_TWEET_TARGET": at["tweet_svc"],
+        "STARLING_FANOUT_TARGETS": ",".join(at[worker] for worker in workers),
         "STARLING_DRAIN_SECONDS": inherited.get("STARLING_DRAIN_SECONDS", _DRAIN_SECONDS),
         "STARLING_ADDRESS_FILE": "",
     }
@@ -80,7 +81,7 @@ SET_HERE = frozenset(
     {
         *("STARLING_LISTEN", "STARLING_VALKEY_URL", "STARLING_AUTH_SECRET", "STARLING_PAGE_TOKEN_KEYS"),
         *("STARLING_TWEET_DATABASE", "STARLING_GRAPH_DATABASE", "STARLING_GRAPH_TARGET", "STARLING_TWEET_TARGET"),
-        "STARLING_ADDRESS_FILE",
+        *("STARLING_FANOUT_TARGETS", "STARLING_ADDRESS_FILE"),
     }
 )
 """Variables of the services whose value from outside isn't used."""

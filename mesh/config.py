@@ -3,7 +3,7 @@
 import sys
 from typing import Annotated, NoReturn, TypeVar
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 ENV_PREFIX = "STARLING_"
@@ -59,6 +59,20 @@ class Config(BaseSettings):
         for key in value:
             cls._long_enough(key)
         return value
+
+
+class MediaConfig(Config):
+    """Of the services that show tweets."""
+
+    media_base_url: str = Field("", pattern=r"^(https?://\S+)?$")
+    """Where media are served; empty: tweets come without URLs of their media."""
+    media_key: SecretStr = SecretStr("")
+    """HMAC key of media URLs, at least 32 bytes; wanted with a base."""
+
+    @field_validator("media_key")
+    @classmethod
+    def _wanted_with_a_base(cls, value: SecretStr, info: ValidationInfo) -> SecretStr:
+        return cls._long_enough(value) if info.data.get("media_base_url") else value
 
 
 def load(cls: type[T]) -> T:

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 
+from fanout_svc.deliveries import Deliveries
 from fanout_svc.peers import Peers
 from fanout_svc.service import ALLOWED as FANOUT_ALLOWED
 from fanout_svc.service import FanoutService
@@ -23,11 +24,13 @@ from graph_svc.service import GraphService
 from graph_svc.sqlite import SqliteGraphStore
 from mesh import caches, channels, principals
 from mesh.caches.bodies import Bodies
+from mesh.caches.counts import Counts
 from mesh.caches.viewer_versions import ViewerVersions
 from mesh.errors import UnavailableError
 from mesh.eventlog import topics, valkey_streams
-from mesh.eventlog.port import Record
+from mesh.eventlog.port import Lag, Record
 from mesh.ids import Snowflakes
+from mesh.media import MediaUrls
 from mesh.page_tokens import PageTokens
 from mesh.principals import Principal
 from mesh.server import Allowed, Gate, server_options
@@ -41,16 +44,19 @@ from starling.timeline.v1 import timeline_pb2, timeline_pb2_grpc
 from starling.tweet.v1 import tweet_pb2, tweet_pb2_grpc
 from tests.clocks import ManualClock
 from timeline_svc.core import ViewerContext
+from timeline_svc.live import Live
 from timeline_svc.peers import Graph, Tweets
 from timeline_svc.pull_authors import PullAuthors
 from timeline_svc.service import ALLOWED as TIMELINE_ALLOWED
 from timeline_svc.service import TimelineService
 from tweet_svc.accounts import Accounts
+from tweet_svc.counting import Counting
 from tweet_svc.relay import Relay
 from tweet_svc.service import ALLOWED as TWEET_ALLOWED
 from tweet_svc.service import TweetService
 from tweet_svc.sqlite import SqliteTweetStore
 from tweet_svc.store import Request, StoredTweet
+from tweet_svc.velocity import Velocity
 
 SECRET = "a secret for tests that is long enough"
 CALL_SECONDS = 10.0
@@ -187,6 +193,22 @@ class SlowTweetStore(SqliteTweetStore):
         return await super().create_tweet(tweet, request, now_ms, outbox_max)
 
 
+class ToldLag:
+    """The lag of fan-out as a test tells it: the log's own goes by real time. `seconds`: of what can't wait, None: the
+    log is away. `slow_seconds`: of the slow topic."""
+
+    seconds: float | None = 0.0
+    slow_seconds = 0.0
+
+    async def lag(self) -> list[Lag]:
+        if self.seconds is None:
+            raise UnavailableError("cut off", reason="VALKEY_UNAVAILABLE")
+        return [
+            Lag(topics.TWEET_FANOUT.name, 0, 1, self.seconds),
+            Lag(topics.FANOUT_TASKS_SLOW.name, 0, 1, self.slow_seconds),
+        ]
+
+
 class FaultyPeers(Peers):
     """Whose stream of followers may break half-way."""
 
@@ -235,10 +257,14 @@ class Mesh:
         self.tweet_ids = Snowflakes(self.tweet_store, self.clock, "tweets")
         self.user_ids = Snowflakes(self.graph_store, self.clock, "users")
         self.page_tokens = PageTokens([SECRET])
+        self.deliveries = Deliveries()
+        self.media = MediaUrls("https://media.example/", SECRET, self.clock)
+        self.fanout_targets: list[str] = []
         self.producer = valkey_streams.StreamsProducer(
             self.valkey, [topics.TWEET_FANOUT, topics.FANOUT_TASKS, topics.FANOUT_TASKS_SLOW]
         )
-        self.mover = ModeMover(self.graph_store, self.producer, self.clock, sizes.pull_threshold)
+        self.fanout_lag = ToldLag()
+        self.mover = ModeMover(self.graph_store, self.producer, self.fanout_lag, self.clock, sizes.pull_threshold)
         self.relay = Relay(self.tweet_store, self.producer, self.clock)
 
     async def _start(self, stack: AsyncExitStack) -> None:
@@ -252,15 +278,16 @@ class Mesh:
         self._stack = stack
         await self._start_graph()
         await self._start_tweets()
-        await self._start_timelines()
         await self._start_fanout()
+        self.fanout_targets = [f"127.0.0.1:{self.port}"]
+        await self._start_timelines()
 
     async def _serve(self, allowed: Allowed, register: Callable[[grpc.aio.Server], None]) -> grpc.aio.Channel:
         gate = Gate(principals.Verifier(SECRET), allowed)
         self.gates.append(gate)
         server = grpc.aio.server(interceptors=[gate], options=server_options(30.0, 1.0, self.sizes.message_bytes))
         register(server)
-        port = server.add_insecure_port("127.0.0.1:0")
+        self.port = port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         self._stack.push_async_callback(server.stop, None)
         channel = channels.connect(f"127.0.0.1:{port}", retries=False, max_message_bytes=self.sizes.message_bytes)
@@ -277,7 +304,7 @@ class Mesh:
             snowflakes=self.user_ids,
             page_tokens=self.page_tokens,
             clock=self.clock,
-            threshold=self.mover.threshold,
+            mover=self.mover,
             stream_chunk=self.sizes.stream_chunk,
         )
         self.graph_channel = await self._serve(
@@ -286,16 +313,21 @@ class Mesh:
         self.graph = graph_pb2_grpc.GraphServiceStub(self.graph_channel)
 
     async def _start_tweets(self) -> None:
+        self.counting = Counting(Counts(self.valkey), self.tweet_store, self.clock)
         self.tweet_service = TweetService(
             store=self.tweet_store,
             timelines=self.timelines,
             bodies=Bodies(self.valkey),
+            counting=self.counting,
+            media=self.media,
+            velocity=Velocity(self.valkey, self.clock),
             snowflakes=self.tweet_ids,
             page_tokens=self.page_tokens,
-            account_exists=Accounts(self.graph_channel, self._credentials("tweet_svc")).exists,
+            accounts=Accounts(self.graph_channel, self._credentials("tweet_svc")),
             on_write=self.relay.nudge,
             clock=self.clock,
             outbox_max=1_000,
+            outbox_slow_max=10_000,
         )
         self.tweet_channel = await self._serve(
             TWEET_ALLOWED,
@@ -307,6 +339,7 @@ class Mesh:
         credentials = self._credentials("timeline_svc")
         self.pull_authors = PullAuthors(self.graph_channel, credentials, self.clock)
         await self.pull_authors.follow(once=True)
+        self.live = Live(self.fanout_targets, credentials)
         graph = SteppedGraph(self.graph_channel, credentials)
         tweets = SteppedTweets(self.tweet_channel, credentials)
         graph.faults = tweets.faults = self.faults
@@ -318,6 +351,8 @@ class Mesh:
             graph=graph,
             tweets=tweets,
             pull_authors=self.pull_authors,
+            live=self.live,
+            media=self.media,
             page_tokens=self.page_tokens,
             clock=self.clock,
         )
@@ -329,7 +364,7 @@ class Mesh:
 
     async def _start_fanout(self) -> None:
         self.new_worker()
-        service = FanoutService([self.consumer], self.figures)
+        service = FanoutService([self.consumer], self.figures, self.deliveries)
         channel = await self._serve(
             FANOUT_ALLOWED, lambda server: fanout_pb2_grpc.add_FanoutServiceServicer_to_server(service, server)
         )
@@ -357,6 +392,7 @@ class Mesh:
             peers=peers,
             clock=self.clock,
             figures=self.figures,
+            deliveries=self.deliveries,
         )
 
     async def renew_leases(self) -> None:
@@ -391,6 +427,40 @@ class Mesh:
     async def unfollow(self, follower_id: int, followee_id: int) -> None:
         await self.graph.Unfollow(graph_pb2.UnfollowRequest(followee_id=followee_id), **self.as_(follower_id))
 
+    async def block(self, blocker_id: int, user_id: int) -> None:
+        await self.graph.Block(graph_pb2.BlockRequest(user_id=user_id), **self.as_(blocker_id))
+
+    async def unblock(self, blocker_id: int, user_id: int) -> None:
+        await self.graph.Unblock(graph_pb2.UnblockRequest(user_id=user_id), **self.as_(blocker_id))
+
+    async def mute(self, muter_id: int, user_id: int) -> None:
+        await self.graph.Mute(graph_pb2.MuteRequest(user_id=user_id), **self.as_(muter_id))
+
+    async def unmute(self, muter_id: int, user_id: int) -> None:
+        await self.graph.Unmute(graph_pb2.UnmuteRequest(user_id=user_id), **self.as_(muter_id))
+
+    async def retweet(self, author_id: int, tweet_id: int) -> tweet_pb2.Tweet:
+        return (await self.tweets.Retweet(tweet_pb2.RetweetRequest(tweet_id=tweet_id), **self.as_(author_id))).tweet
+
+    async def undo_retweet(self, author_id: int, tweet_id: int) -> None:
+        await self.tweets.UndoRetweet(tweet_pb2.UndoRetweetRequest(tweet_id=tweet_id), **self.as_(author_id))
+
+    async def edit(self, author_id: int, tweet_id: int, text: str) -> None:
+        tweet = tweet_pb2.Tweet(tweet_id=tweet_id, text=text)
+        await self.tweets.UpdateTweet(tweet_pb2.UpdateTweetRequest(tweet=tweet), **self.as_(author_id))
+
+    async def like(self, user_id: int, tweet_id: int) -> None:
+        await self.tweets.Like(tweet_pb2.LikeRequest(tweet_id=tweet_id), **self.as_(user_id))
+
+    async def unlike(self, user_id: int, tweet_id: int) -> None:
+        await self.tweets.Unlike(tweet_pb2.UnlikeRequest(tweet_id=tweet_id), **self.as_(user_id))
+
+    async def engagements(self, user_id: int, tweet_ids: Sequence[int]) -> tuple[list[int], list[int]]:
+        """What a user likes, and has retweeted, of these."""
+        request = tweet_pb2.BatchGetEngagementsRequest(tweet_ids=tweet_ids)
+        reply = await self.tweets.BatchGetEngagements(request, **self.as_(user_id))
+        return list(reply.liked_tweet_ids), list(reply.retweeted_tweet_ids)
+
     async def home(
         self,
         viewer_id: int,
@@ -419,22 +489,27 @@ class Mesh:
         token = ""
         for _ in range(STEPS_MAX):
             page = await self.home(viewer_id, size, token, newer_than=newer_than)
-            pages.append([item.tweet.tweet_id for item in page.items])
+            pages.append([item.item_id for item in page.items])
             token = page.next_page_token
             if not token:
                 return pages
         raise AssertionError("the walk doesn't end")
 
     async def profile(self, reader_id: int, user_id: int, size: int = 20) -> list[int]:
-        ids: list[int] = []
+        pages = await self.profile_pages(reader_id, user_id, size)
+        return [tweet.tweet_id for page in pages for tweet in page.tweets]
+
+    async def profile_pages(
+        self, reader_id: int, user_id: int, size: int = 20
+    ) -> list[tweet_pb2.ListUserTweetsResponse]:
+        pages: list[tweet_pb2.ListUserTweetsResponse] = []
         token = ""
         for _ in range(STEPS_MAX):
             request = tweet_pb2.ListUserTweetsRequest(user_id=user_id, page_size=size, page_token=token)
-            page = await self.tweets.ListUserTweets(request, **self.as_(reader_id))
-            ids += [tweet.tweet_id for tweet in page.tweets]
-            token = page.next_page_token
+            pages.append(await self.tweets.ListUserTweets(request, **self.as_(reader_id)))
+            token = pages[-1].next_page_token
             if not token:
-                return ids
+                return pages
         raise AssertionError("the walk doesn't end")
 
     # What runs in the background.

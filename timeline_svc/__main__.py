@@ -10,24 +10,29 @@ from mesh import caches, channels, principals
 from mesh.caches.bodies import Bodies
 from mesh.caches.viewer_versions import ViewerVersions
 from mesh.clock import SystemClock
-from mesh.config import Config, load
+from mesh.config import MediaConfig, load
+from mesh.media import MediaUrls
 from mesh.page_tokens import PageTokens
 from mesh.server import run
 from mesh.timelines import valkey as valkey_timelines
 from mesh.valkey import Valkey
 from starling.timeline.v1 import timeline_pb2_grpc
+from timeline_svc.live import Live
 from timeline_svc.peers import Graph, Tweets
 from timeline_svc.pull_authors import PullAuthors
 from timeline_svc.service import ALLOWED, TimelineService
 
 
-class TimelineConfig(Config):
+class TimelineConfig(MediaConfig):
     """What timeline_svc is told besides."""
 
     graph_target: str
     """Where graph_svc is."""
     tweet_target: str
     """Where tweet_svc is."""
+    fanout_targets: str = ""
+    """Where fanout_svc's workers are, comma-separated; every address of a name is one. Without: watches hear of pulled
+    authors only."""
 
 
 class App:
@@ -44,6 +49,8 @@ class App:
         self._tweet_channel = channels.connect(config.tweet_target, max_message_bytes=config.max_message_bytes)
         credentials = principals.Credentials(config.auth_secret.get_secret_value(), principals.service(self.name))
         self._pull_authors = PullAuthors(self._graph_channel, credentials, clock)
+        targets = [target.strip() for target in config.fanout_targets.split(",") if target.strip()]
+        self._live = Live(targets, credentials)
         self._service = TimelineService(
             valkey=self._valkey,
             timelines=valkey_timelines.ValkeyTimelines(self._valkey, clock),
@@ -53,6 +60,8 @@ class App:
             tweets=Tweets(self._tweet_channel, credentials),
             page_tokens=PageTokens([key.get_secret_value() for key in config.page_token_keys]),
             pull_authors=self._pull_authors,
+            live=self._live,
+            media=MediaUrls(config.media_base_url, config.media_key.get_secret_value(), clock),
             clock=clock,
         )
 
@@ -66,7 +75,9 @@ class App:
 
     def loops(self, stopping: asyncio.Event) -> list[Awaitable[None]]:
         """See the protocol."""
+        self._service.stopping = stopping
         return [
+            self._live.run(stopping),
             self._pull_authors.run(stopping),
             self._service.warmer.run(stopping),
             self._service.author_warmer.run(stopping),

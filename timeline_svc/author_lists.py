@@ -13,6 +13,7 @@ from timeline_svc.peers import Tweets
 from timeline_svc.sources import newest
 
 _COPIES_MAX = 2_000
+_BOUNDS_MAX = 50_000
 
 
 class AuthorLists:
@@ -23,9 +24,36 @@ class AuthorLists:
         self._tweets = tweets
         self._clock = clock
         self._copies: OrderedDict[int, tuple[ListView, float]] = OrderedDict()
+        self._bounds: OrderedDict[int, tuple[int, float]] = OrderedDict()
         self.warmer = Warmer(self._make)
 
-    async def read(self, author_ids: Sequence[int]) -> Mapping[int, ListView | None]:
+    async def bounds(self, author_ids: Sequence[int]) -> Mapping[int, int | None]:
+        """For each author an id that none of theirs is above, as of COPY_AGE_MS ago at most: their newest (0: none at
+        all); None: no list serves."""
+        now = self._clock.monotonic()
+        oldest = now - COPY_AGE_MS / 1_000
+        bounds: dict[int, int | None] = {
+            author_id: known[0]
+            for author_id in author_ids
+            if (known := self._bounds.get(author_id)) and known[1] > oldest
+        }
+        if missed := [author_id for author_id in author_ids if author_id not in bounds]:
+            try:
+                found = await self._timelines.bounds([lists.author(author_id) for author_id in missed])
+            except UnavailableError:
+                return bounds | dict.fromkeys(missed)
+            for author_id, bound in zip(missed, found, strict=True):
+                bounds[author_id] = bound
+                if bound is None:
+                    self.warmer.enqueue(author_id)
+                else:
+                    self._bounds[author_id] = (bound, now)
+                    self._bounds.move_to_end(author_id)
+            while len(self._bounds) > _BOUNDS_MAX:
+                self._bounds.popitem(last=False)
+        return bounds
+
+    async def read(self, author_ids: Sequence[int]) -> dict[int, ListView | None]:
         """Each author's whole list, at most COPY_AGE_MS old; None where there is none that serves."""
         now = self._clock.monotonic()
         views: dict[int, ListView | None] = {}

@@ -9,7 +9,7 @@ floor and the filters decide what a page costs, never what a walk holds.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -31,33 +31,65 @@ EXAMINED_MAX = 1_000
 """Ids that one page may look at; then it is short, with a token."""
 BATCH_MAX = 200
 """Ids hydrated at once."""
+RETWEETS_REMEMBERED = 256
+"""A tweet is shown once among so many retweets that are shown one after the other, over all pages of a walk."""
 DEADLINE_SHARE = 0.7
 """Share of a call's time after which a page ends short, with a token."""
 
 
 @dataclass(frozen=True, slots=True)
 class ViewerContext:
-    """One viewer at one version: `followee_ids` ascending, `since` beside them."""
+    """One viewer at one version: `followee_ids` ascending, `since` beside them; whom they block and mute, ascending.
+
+    Whoever blocks the viewer follows them no more and isn't followed; so `blockers`, what is known of others at this
+    version, is of those only whose tweets are shown by others: True where they block the viewer.
+    """
 
     viewer_id: int
     version: int
     followee_ids: Sequence[int]
     since: Sequence[int]
+    blocked_ids: Sequence[int] = ()
+    muted_ids: Sequence[int] = ()
+    blockers: dict[int, bool] = field(default_factory=dict, compare=False)
 
     def follows(self, user_id: int) -> bool:
         """Whether the viewer follows a user."""
-        at = bisect_left(self.followee_ids, user_id)
-        return at < len(self.followee_ids) and self.followee_ids[at] == user_id
+        return _among(user_id, self.followee_ids)
+
+    def near(self, user_id: int) -> bool:
+        """Whether a user is the viewer or followed."""
+        return user_id == self.viewer_id or self.follows(user_id)
+
+    def hides(self, user_id: int) -> bool:
+        """Whether a user is muted, or blocked either way."""
+        return _among(user_id, self.muted_ids) or _among(user_id, self.blocked_ids) or self.blockers.get(user_id, False)
 
     def authors(self) -> list[int]:
-        """Whose tweets a home timeline holds: the followees and the viewer."""
+        """Whose tweets a home list holds: the followees and the viewer."""
         return [*self.followee_ids, self.viewer_id]
+
+    def shown(self, user_ids: Iterable[int]) -> list[int]:
+        """Those of some users who aren't hidden, ascending."""
+        blockers = (user_id for user_id, blocks in self.blockers.items() if blocks)
+        return sorted(set(user_ids).difference(self.muted_ids, self.blocked_ids, blockers))
+
+    def unknown_blockers(self, user_ids: Collection[int]) -> list[int]:
+        """Those of whom must be found out whether they block the viewer."""
+        return sorted(
+            u for u in set(user_ids) if u and not self.near(u) and not self.hides(u) and u not in self.blockers
+        )
 
     def followed_after(self, version: int) -> list[int]:
         """The followees that a list of that version doesn't cover."""
         return [
             followee_id for followee_id, since in zip(self.followee_ids, self.since, strict=True) if since > version
         ]
+
+
+def _among(user_id: int, ascending: Sequence[int]) -> bool:
+    at = bisect_left(ascending, user_id)
+    return at < len(ascending) and ascending[at] == user_id
 
 
 def catch_up_bound(newer_than_id: int) -> int:
@@ -100,22 +132,42 @@ def assess(record: TailRecord | None, viewer: ViewerContext, now_ms: int) -> Ass
 
 
 def visible(tweet: tweet_pb2.Tweet, viewer: ViewerContext) -> bool:
-    """Whether a home timeline shows a tweet: its author is the viewer or followed now; and a reply shows when the
-    viewer wrote it, is the one whom it answers, or follows the one whom it answers."""
-    mine = tweet.author_id == viewer.viewer_id
-    if not mine and not viewer.follows(tweet.author_id):
+    """Whether a home timeline shows a tweet that is no retweet: its author is the viewer, or followed now and not
+    hidden; and a reply shows when the viewer wrote it, is the one whom it answers, or follows the one whom it answers.
+    """
+    if tweet.author_id == viewer.viewer_id:
+        return True
+    if not viewer.follows(tweet.author_id) or viewer.hides(tweet.author_id):
         return False
-    answered = tweet.in_reply_to_user_id
-    return mine or answered in {0, viewer.viewer_id} or viewer.follows(answered)
+    return not tweet.in_reply_to_user_id or viewer.near(tweet.in_reply_to_user_id)
+
+
+def retweet_visible(retweet: tweet_pb2.Tweet, original: tweet_pb2.Tweet, viewer: ViewerContext) -> bool:
+    """Whether a home timeline shows a retweet, if it shows none of the same original before: neither author is hidden,
+    and the original has no place of its own in it."""
+    near = viewer.near(retweet.author_id) and not viewer.hides(retweet.author_id)
+    return near and not viewer.hides(original.author_id) and not visible(original, viewer)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An item of a page: `tweet` is what is shown, for a retweet the original; `item_id` is its place; `retweeter_id`
+    is 0 for what is no retweet."""
+
+    item_id: int
+    tweet: tweet_pb2.Tweet
+    retweeter_id: int = 0
 
 
 @dataclass(slots=True)
 class Page:
-    """A page being filled. `down_to`: no id below it belongs here; `last_id`: the last id examined (0: none yet)."""
+    """A page being filled. `down_to`: no id below it belongs here; `retweeted`: originals of the retweets shown last,
+    those of pages before included; `last_id`: the last id examined (0: none yet)."""
 
     size: int
     down_to: int = 0
-    items: list[tweet_pb2.Tweet] = field(default_factory=list)
+    retweeted: Sequence[int] = ()
+    items: list[Shown] = field(default_factory=list)
     examined: set[int] = field(default_factory=set)
     last_id: int = 0
 
@@ -130,14 +182,29 @@ class Page:
         lacking = self.size - len(self.items)
         return min(max(lacking, min(len(self.examined), BATCH_MAX)), EXAMINED_MAX - len(self.examined))
 
-    def examine(self, tweet_id: int, tweet: tweet_pb2.Tweet | None, viewer: ViewerContext) -> None:
-        """Take the next id, with its body if there is one."""
+    def examine(
+        self,
+        tweet_id: int,
+        tweet: tweet_pb2.Tweet | None,
+        viewer: ViewerContext,
+        original: tweet_pb2.Tweet | None = None,
+    ) -> None:
+        """Take the next id, with its body if there is one, and for a retweet the original's if there is one."""
         assert not self.full
         assert not self.last_id or tweet_id < self.last_id, "strictly descending"
         self.examined.add(tweet_id)
         self.last_id = tweet_id
-        if tweet is not None and visible(tweet, viewer):
-            self.items.append(tweet)
+        if tweet is None:
+            return
+        if not tweet.retweeted_tweet_id:
+            if visible(tweet, viewer):
+                self.items.append(Shown(tweet_id, tweet))
+        elif original is not None and self._shows(tweet, original, viewer):
+            self.retweeted = [*self.retweeted, original.tweet_id][-RETWEETS_REMEMBERED:]
+            self.items.append(Shown(tweet_id, original, tweet.author_id))
+
+    def _shows(self, retweet: tweet_pb2.Tweet, original: tweet_pb2.Tweet, viewer: ViewerContext) -> bool:
+        return original.tweet_id not in self.retweeted and retweet_visible(retweet, original, viewer)
 
     def lacks(self, own_tweet_id: int, *, more: bool) -> bool:
         """Whether the viewer's tweet belongs here and isn't: it lies above the end of the page, or nothing follows."""

@@ -2,7 +2,7 @@
 an unknown viewer."""
 
 from array import array
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 
 import grpc
 
@@ -14,7 +14,9 @@ from starling.tweet.v1 import tweet_pb2, tweet_pb2_grpc
 from timeline_svc.core import ViewerContext
 
 _CALL_SECONDS = 4.0
+_MOMENT_SECONDS = 0.3
 _USERS_MAX = 100
+_CHECKS_MAX = 1_000
 _HYDRATE_MAX = 200
 
 
@@ -34,18 +36,38 @@ class Graph:
                 metadata=self._credentials.metadata(),
                 wait_for_ready=wait,
             )
-        return ViewerContext(viewer_id, reply.version, array("Q", reply.followee_ids), array("Q", reply.since))
+        return ViewerContext(
+            viewer_id,
+            reply.version,
+            array("Q", reply.followee_ids),
+            array("Q", reply.since),
+            array("Q", reply.blocked_ids),
+            array("Q", reply.muted_ids),
+        )
 
-    async def users(self, user_ids: Sequence[int]) -> list[graph_pb2.User]:
-        """Those that exist, of at most 100."""
-        assert len(user_ids) <= _USERS_MAX
+    async def blockers(self, viewer_id: int, user_ids: Sequence[int]) -> Collection[int]:
+        """Those of at most 1,000 users who block the viewer."""
+        assert len(user_ids) <= _CHECKS_MAX
         with translated("graph_svc"):
-            reply = await self._stub.BatchGetUsers(
-                graph_pb2.BatchGetUsersRequest(user_ids=user_ids),
+            reply = await self._stub.CheckBlocks(
+                graph_pb2.CheckBlocksRequest(user_id=viewer_id, other_ids=user_ids),
                 timeout=remaining(_CALL_SECONDS),
                 metadata=self._credentials.metadata(),
             )
-        return list(reply.users)
+        return frozenset(reply.blocked_by_ids)
+
+    async def users(self, user_ids: Sequence[int]) -> list[graph_pb2.User]:
+        """Those that exist."""
+        found: list[graph_pb2.User] = []
+        for start in range(0, len(user_ids), _USERS_MAX):
+            with translated("graph_svc"):
+                reply = await self._stub.BatchGetUsers(
+                    graph_pb2.BatchGetUsersRequest(user_ids=user_ids[start : start + _USERS_MAX]),
+                    timeout=remaining(_CALL_SECONDS),
+                    metadata=self._credentials.metadata(),
+                )
+            found += reply.users
+        return found
 
 
 class Tweets:
@@ -55,17 +77,17 @@ class Tweets:
         self._stub = tweet_pb2_grpc.TweetServiceStub(channel)
         self._credentials = credentials
 
-    async def hydrate(self, tweet_ids: Sequence[int]) -> dict[int, tweet_pb2.Tweet]:
-        """The bodies of visible tweets, over one stream of batches."""
+    async def hydrate(self, tweet_ids: Sequence[int], *, at_once: bool = False) -> dict[int, tweet_pb2.Tweet]:
+        """The bodies of visible tweets, over one stream of batches. `at_once`: in a moment, or not at all."""
         batches = [tweet_ids[start : start + _HYDRATE_MAX] for start in range(0, len(tweet_ids), _HYDRATE_MAX)]
         requests = (tweet_pb2.HydrateTweetsRequest(tweet_ids=batch) for batch in batches)
         found: dict[int, tweet_pb2.Tweet] = {}
         with translated("tweet_svc"):
             call = self._stub.HydrateTweets(
                 requests,
-                timeout=remaining(_CALL_SECONDS),
+                timeout=remaining(_MOMENT_SECONDS if at_once else _CALL_SECONDS),
                 metadata=self._credentials.metadata(),
-                wait_for_ready=True,
+                wait_for_ready=not at_once,
             )
             async with streaming(call):
                 async for reply in call:

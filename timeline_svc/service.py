@@ -1,50 +1,56 @@
-"""TimelineService: reads a page of a home timeline, and has lists made and mended behind the reads."""
+"""TimelineService: pages and live news of home timelines, and lists made and mended behind the reads."""
 
+import asyncio
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import replace
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from mesh import checks, principals
 from mesh.caches.bodies import Bodies
+from mesh.caches.counts import Counts
 from mesh.caches.viewer_versions import ViewerVersions
 from mesh.clock import Clock
-from mesh.deadlines import remaining
-from mesh.errors import AbortedError, InvalidArgumentError, UnavailableError
+from mesh.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from mesh.ids import ID_MAX
+from mesh.media import MediaUrls
 from mesh.page_tokens import PageTokens
 from mesh.server import OPERATORS, USERS, Allowed
 from mesh.timelines import port as lists
 from mesh.timelines.port import ListView
-from mesh.timelines.valkey import ValkeyTimelines, parse_view
+from mesh.timelines.valkey import ValkeyTimelines
 from mesh.timelines.warming import Content, Warmer, rebuild
 from mesh.valkey import Valkey
 from starling.timeline.v1 import timeline_pb2, timeline_pb2_grpc
-from starling.tweet.v1 import tweet_pb2
 from timeline_svc import core
 from timeline_svc.author_lists import AuthorLists
-from timeline_svc.core import Page, Verdict, ViewerContext
+from timeline_svc.core import Verdict, ViewerContext
+from timeline_svc.live import Live, Watch
 from timeline_svc.peers import Graph, Tweets
 from timeline_svc.pull_authors import PullAuthors
-from timeline_svc.sources import HomeSources, home_ids, newest
+from timeline_svc.reader import HomeReader, Place
+from timeline_svc.sources import newest
 
 log = logging.getLogger(__name__)
 
 _SERVICE = "/starling.timeline.v1.TimelineService/"
-ALLOWED: Allowed = {_SERVICE + "ListHomeTimeline": USERS, _SERVICE + "RebuildHomeTimeline": OPERATORS}
+ALLOWED: Allowed = {
+    _SERVICE + "ListHomeTimeline": USERS,
+    _SERVICE + "WatchHomeTimeline": USERS,
+    _SERVICE + "RebuildHomeTimeline": OPERATORS,
+}
 
 _RPC = "ListHomeTimeline"
-_READ_AHEAD = 8
-"""Entries beyond the page: one shows whether more follow, the others make up for filtered ones."""
-_CONTEXTS_MAX = 10_000
-_CONTEXT_SECONDS = 15.0
-"""How long a context serves without graph_svc."""
-_AUTHORS_MAX = 100_000
-_AUTHOR_SECONDS = 60.0
-_TIME_SECONDS = 10.0
+_CATCH_UP_PAGES = 5
+_CATCH_UP_PAGE = 100
+_WATCH_SECONDS = 8.0
+"""A watch ends after so long, within the grace that an old connection has; the client calls again."""
+_POLL_SECONDS = 1.0
+"""How often pulled authors are looked at for a watch."""
+_HEARTBEAT_SECONDS = 3.0
+_SEEN_MAX = 2_000
 
 
 class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
@@ -61,22 +67,35 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
         tweets: Tweets,
         page_tokens: PageTokens,
         pull_authors: PullAuthors,
+        live: Live,
+        media: MediaUrls,
         clock: Clock,
     ) -> None:
-        self._pull_authors = pull_authors
-        self._author_lists = AuthorLists(timelines, tweets, clock)
-        self._valkey = valkey
         self._timelines = timelines
-        self._versions = versions
-        self._bodies = bodies
         self._graph = graph
         self._tweets = tweets
         self._page_tokens = page_tokens
+        self._live = live
         self._clock = clock
-        self._contexts: OrderedDict[int, tuple[ViewerContext, float]] = OrderedDict()
-        self._authors: OrderedDict[int, tuple[timeline_pb2.Author, float]] = OrderedDict()
+        self.stopping = asyncio.Event()
+        """Set when the process stops: watches end then, so that nothing waits for them."""
+        author_lists = AuthorLists(timelines, tweets, clock)
         self.warmer = Warmer(self.warm)
-        self.author_warmer = self._author_lists.warmer
+        self.author_warmer = author_lists.warmer
+        self._reader = HomeReader(
+            valkey=valkey,
+            timelines=timelines,
+            versions=versions,
+            bodies=bodies,
+            counts=Counts(valkey),
+            graph=graph,
+            tweets=tweets,
+            author_lists=author_lists,
+            pull_authors=pull_authors,
+            clock=clock,
+            media=media,
+            missed=self.warmer.enqueue,
+        )
 
     async def ListHomeTimeline(
         self, request: timeline_pb2.ListHomeTimelineRequest, context: Any
@@ -86,128 +105,68 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
         size = checks.page_size(request.page_size)
         down_to = core.catch_up_bound(request.newer_than_id) if request.newer_than_id else 0
         binding = (viewer_id, request.newer_than_id)
-        below = ID_MAX
-        if request.page_token:
-            below = self._page_tokens.decode(_RPC, binding, request.page_token)
         own_tweet_id = _own_tweet(request.read_your_write_token)
-        count = 2 * self._timelines.cap if request.page_token else size + _READ_AHEAD
-        pulled = self._pull_authors.known()  # Before the list: whom it knows as pushed, the list has.
-        view, version = await self._look(viewer_id, count)
-        viewer = await self._viewer(viewer_id, version)
-        sources = await self._sources(viewer, view, pulled)
-        page, more = await self._page(viewer, sources, Page(size, down_to), below)
-        if own_tweet_id and not request.page_token and page.lacks(own_tweet_id, more=more):
-            sources = replace(sources, beside=[*sources.beside, viewer_id])
-            page, more = await self._page(viewer, sources, Page(size, down_to), below)
-        authors = await self._authors_of(page.items)
-        return timeline_pb2.ListHomeTimelineResponse(
-            items=[timeline_pb2.HomeTimelineItem(tweet=tweet, author=authors[tweet.author_id]) for tweet in page.items],
-            next_page_token=self._page_tokens.encode(_RPC, binding, page.last_id) if more else "",
-        )
+        place = Place()
+        if request.page_token:
+            place = Place(*self._page_tokens.decode_with_known(_RPC, binding, request.page_token))
+        page = await self._reader.page(viewer_id, size, place, down_to=down_to, own_tweet_id=own_tweet_id)
+        after = page.after
+        token = self._page_tokens.encode(_RPC, binding, after.below_id, after.retweeted) if after else ""
+        return timeline_pb2.ListHomeTimelineResponse(items=page.items, next_page_token=token)
 
-    async def _look(self, viewer_id: int, count: int) -> tuple[ListView | None, int | None]:
-        """The list and the copy of the viewer's version, in one round trip; without Valkey, neither."""
-        commands = self._timelines.read_commands(lists.home(viewer_id), count)
-        try:
-            replies = await self._valkey.pipeline([*commands, self._versions.get_command(viewer_id)], atomic=True)
-        except UnavailableError:
-            return None, None
-        return parse_view(replies, count), self._versions.parse(replies[-1])
+    async def WatchHomeTimeline(
+        self, request: timeline_pb2.WatchHomeTimelineRequest, context: Any
+    ) -> AsyncIterator[timeline_pb2.WatchHomeTimelineResponse]:
+        """See the proto. What comes while the catch-up is read waits."""
+        viewer_id = principals.current.get().user_id
+        if self._live.full:
+            raise ResourceExhaustedError("Too many watch here.", retry_after_seconds=5.0, reason="WATCHERS_FULL")
+        seen: deque[int] = deque([request.newer_than_id], _SEEN_MAX)
+        with self._live.watch(viewer_id) as watch:
+            bounds = dict(await self._reader.pulled_bounds(viewer_id))
+            async for message in self._caught_up(viewer_id, request.newer_than_id, seen):
+                yield message
+            end = time.monotonic() + _WATCH_SECONDS
+            said = time.monotonic()
+            while time.monotonic() < end and not self.stopping.is_set():
+                messages = await self._news(watch, bounds, seen)
+                if not messages and time.monotonic() - said > _HEARTBEAT_SECONDS:
+                    messages = [timeline_pb2.WatchHomeTimelineResponse(heartbeat=timeline_pb2.WatchHeartbeat())]
+                for message in messages:
+                    said = time.monotonic()
+                    yield message
 
-    async def _viewer(self, viewer_id: int, version: int | None) -> ViewerContext:
-        """The viewer's context: the one at hand while the copy of the version says that it's right, else afresh."""
-        now = self._clock.monotonic()
-        known = self._contexts.get(viewer_id)
-        if known and known[0].version == version:
-            self._remember(known[0], now)
-            return known[0]
-        lease = None
-        if version is None:
-            with suppress(UnavailableError):
-                lease = await self._versions.lease(viewer_id)
-        # Not one that is known to be over.
-        fallback = known[0] if known and now - known[1] < _CONTEXT_SECONDS else None
-        if fallback and version is not None and version > fallback.version:
-            fallback = None
-        try:
-            viewer = await self._graph.viewer_context(viewer_id, wait=fallback is None)
-        except UnavailableError:
-            if fallback:
-                return fallback
-            raise
-        self._remember(viewer, now)
-        if lease:
-            with suppress(UnavailableError):
-                await self._versions.fill(lease, viewer.version)
-        return viewer
+    async def _caught_up(
+        self, viewer_id: int, newer_than_id: int, seen: deque[int]
+    ) -> AsyncIterator[timeline_pb2.WatchHomeTimelineResponse]:
+        """What came since an item was the newest known, newest first; a gap where that is a lot."""
+        place: Place | None = Place() if newer_than_id else None
+        for _ in range(_CATCH_UP_PAGES):
+            if place is None:
+                return
+            down_to = core.catch_up_bound(newer_than_id)
+            page = await self._reader.page(viewer_id, _CATCH_UP_PAGE, place, down_to=down_to)
+            for message in _messages(page.items, seen):
+                yield message
+            place = page.after
+        if place:
+            yield _gap()
 
-    def _remember(self, viewer: ViewerContext, now: float) -> None:
-        known = self._contexts.get(viewer.viewer_id)
-        if known is None or known[0].version <= viewer.version:
-            self._contexts[viewer.viewer_id] = (viewer, now)
-            self._contexts.move_to_end(viewer.viewer_id)
-        if len(self._contexts) > _CONTEXTS_MAX:
-            self._contexts.popitem(last=False)
-
-    async def _sources(
-        self, viewer: ViewerContext, view: ListView | None, pulled: frozenset[int] | None
-    ) -> HomeSources:
-        """What this viewer's page is read from; what is missing is made behind the read."""
-        found = core.assess(view.record if view else None, viewer, self._clock.now_ms())
-        if found.verdict in {Verdict.BUILD, Verdict.REPLACE} or found.uncovered:
-            self.warmer.enqueue(viewer.viewer_id)
-        if found.verdict is not Verdict.SERVE or pulled is None:
-            return HomeSources(None)
-        beside = set(found.uncovered)
-        to_pull = [f for f in viewer.followee_ids if f in pulled and f not in beside] if pulled else []
-        return HomeSources(view, found.uncovered, await self._author_lists.read(to_pull))
-
-    async def _page(self, viewer: ViewerContext, sources: HomeSources, page: Page, below_id: int) -> tuple[Page, bool]:
-        """The page, filled, and whether ids remain below its last one."""
-        async with aclosing(home_ids(self._timelines, self._tweets, viewer, sources, below_id)) as ids:
-            return await self._fill(page, ids, viewer)
-
-    async def _fill(self, page: Page, ids: AsyncIterator[int], viewer: ViewerContext) -> tuple[Page, bool]:
-        end = time.monotonic() + remaining(_TIME_SECONDS) * core.DEADLINE_SHARE
-        while not page.full:
-            count = page.wanted()
-            batch = await _take(ids, count, page.down_to)
-            bodies = await self._hydrate(batch)
-            for at, tweet_id in enumerate(batch, 1):
-                page.examine(tweet_id, bodies.get(tweet_id), viewer)
-                if page.full and at < len(batch):
-                    return page, True
-            if len(batch) < count:
-                return page, False
-            if time.monotonic() > end:
-                break
-        return page, bool(await _take(ids, 1, page.down_to))
-
-    async def _hydrate(self, tweet_ids: Sequence[int]) -> dict[int, tweet_pb2.Tweet | None]:
-        """Bodies, from the cache where it has them; None or nothing for what is deleted or missing."""
-        found: dict[int, tweet_pb2.Tweet | None] = {}
+    async def _news(
+        self, watch: Watch, bounds: dict[int, int], seen: deque[int]
+    ) -> list[timeline_pb2.WatchHomeTimelineResponse]:
+        """What was delivered, and what pulled authors posted (`bounds`: their newest ids so far), in a moment."""
+        ids, gap = await watch.take(_POLL_SECONDS)
+        messages = [_gap()] if gap else []
         with suppress(UnavailableError):
-            found |= await self._bodies.get(tweet_ids)
-        if missed := [tweet_id for tweet_id in tweet_ids if tweet_id not in found]:
-            found |= await self._tweets.hydrate(missed)
-        return found
-
-    async def _authors_of(self, tweets: Sequence[tweet_pb2.Tweet]) -> dict[int, timeline_pb2.Author]:
-        """What a page shows of its authors. Without graph_svc, those not known here come without their names."""
-        now = self._clock.monotonic()
-        wanted = {tweet.author_id for tweet in tweets}
-        known = {user_id: self._authors[user_id] for user_id in wanted if user_id in self._authors}
-        if stale := sorted(u for u in wanted if u not in known or now - known[u][1] > _AUTHOR_SECONDS):
-            with suppress(UnavailableError):
-                for user in await self._graph.users(stale):
-                    author = timeline_pb2.Author(
-                        user_id=user.user_id, handle=user.handle, display_name=user.display_name
-                    )
-                    known[user.user_id] = self._authors[user.user_id] = (author, now)
-                    self._authors.move_to_end(user.user_id)
-            while len(self._authors) > _AUTHORS_MAX:
-                self._authors.popitem(last=False)
-        return {u: known[u][0] if u in known else timeline_pb2.Author(user_id=u) for u in wanted}
+            for author_id, bound in (await self._reader.pulled_bounds(watch.viewer_id)).items():
+                if author_id in bounds and bound > bounds[author_id]:
+                    ids += await self._reader.newer(author_id, bounds[author_id])
+                bounds[author_id] = bound
+            new = [tweet_id for tweet_id in ids if tweet_id not in seen]
+            if new:
+                messages += _messages(reversed(await self._reader.items(watch.viewer_id, new)), seen)
+        return messages
 
     async def warm(self, viewer_id: int) -> None:
         """Make or mend a viewer's list. Raises UnavailableError.
@@ -256,15 +215,17 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
         return timeline_pb2.RebuildHomeTimelineResponse(entries=len(view.ids) if view else 0)
 
 
-async def _take(ids: AsyncIterator[int], count: int, down_to: int) -> list[int]:
-    """The next `count` ids, or fewer at the end: none is below `down_to`."""
-    taken: list[int] = []
-    while len(taken) < count:
-        tweet_id = await anext(ids, None)
-        if tweet_id is None or tweet_id < down_to:
-            break
-        taken.append(tweet_id)
-    return taken
+def _messages(
+    items: Iterable[timeline_pb2.HomeTimelineItem], seen: deque[int]
+) -> list[timeline_pb2.WatchHomeTimelineResponse]:
+    """Those that weren't sent before; and they are, from now on."""
+    new = [item for item in items if item.item_id not in seen]
+    seen.extend(item.item_id for item in new)
+    return [timeline_pb2.WatchHomeTimelineResponse(item=item) for item in new]
+
+
+def _gap() -> timeline_pb2.WatchHomeTimelineResponse:
+    return timeline_pb2.WatchHomeTimelineResponse(gap=timeline_pb2.WatchGap())
 
 
 def _own_tweet(token: str) -> int:

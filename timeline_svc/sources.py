@@ -1,9 +1,11 @@
 """Descending streams of tweet ids, read lazily: the home list, the store, and their merge."""
 
 import heapq
+from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Protocol
 
 from mesh.errors import UnavailableError
 from mesh.ids import ID_MAX
@@ -14,6 +16,9 @@ from timeline_svc.peers import Tweets
 
 _STORE_FIRST = 64
 _STORE_MOST = 1_000
+_OPENED_AT_ONCE = 32
+_PASSED_MAX = 64
+"""Lists with newer ids than a page begins with: so many are opened for it, more are left to the store."""
 
 
 Ids = AsyncGenerator[int, None]
@@ -67,19 +72,66 @@ async def merged(sources: Sequence[Ids]) -> Ids:
                 heapq.heapreplace(heads, (-head, index))
 
 
-def pulled(tweets: Tweets, views: Mapping[int, ListView | None], below_id: int) -> list[Ids]:
-    """Sources of pulled authors: each one's list, continued by the store below what it is exact to; and those without
-    a list that serves, together, from the store."""
-    without = [author_id for author_id, view in views.items() if view is None]
-    sources = [_author_ids(tweets, author_id, view, below_id) for author_id, view in views.items() if view]
-    return [*sources, stored(tweets, without, below_id)] if without else sources
+class AuthorLists(Protocol):
+    """Pulled authors' lists; see `author_lists.py`."""
+
+    async def bounds(self, author_ids: Sequence[int]) -> Mapping[int, int | None]:
+        """For each author an id that none of theirs is above: their newest (0: none at all); None: no list serves."""
+        ...
+
+    async def read(self, author_ids: Sequence[int]) -> Mapping[int, ListView | None]:
+        """Each author's list; None where there is none that serves."""
+        ...
 
 
-async def _author_ids(tweets: Tweets, author_id: int, view: ListView, below_id: int) -> Ids:
-    for tweet_id in view.ids:
-        if tweet_id < below_id:
-            yield tweet_id
-    below_id = min(below_id, view.record.floor if view.complete else view.ids[-1])
+async def pulled(tweets: Tweets, author_lists: AuthorLists, author_ids: Sequence[int], below_id: int) -> Ids:
+    """The ids of pulled authors below an id: from each one's list, which is opened no sooner than its newest id may be
+    the next, and continued by the store below what it is exact to. Where too many would have to be opened at once, and
+    for those without a list, the store is read, for all of them together.
+
+    So a viewer of thousands of them costs as many lists as their page needs, and their newest ids.
+    """
+    if not author_ids:
+        return
+    bounds = await author_lists.bounds(author_ids)
+    unopened = deque(sorted(((bound, author_id) for author_id, bound in bounds.items() if bound), reverse=True))
+    from_store = [author_id for author_id, bound in bounds.items() if bound is None]
+    passed = [author_id for bound, author_id in unopened if bound >= below_id]
+    if len(passed) > _PASSED_MAX:
+        from_store += passed
+        for _ in passed:
+            unopened.popleft()
+    async with AsyncExitStack() as stack:
+        heads: list[tuple[int, int, Ids]] = []  # The author settles what can't be: no two have the same id.
+
+        async def put(source: Ids, number: int) -> None:
+            await stack.enter_async_context(aclosing(source))
+            if (head := await anext(source, None)) is not None:
+                heapq.heappush(heads, (-head, number, source))
+
+        await put(stored(tweets, from_store, below_id), 0)
+        while heads or unopened:
+            if unopened and (not heads or min(unopened[0][0], below_id) >= -heads[0][0]):
+                some = [unopened.popleft() for _ in range(min(len(unopened), _OPENED_AT_ONCE))]
+                views = await author_lists.read([author_id for _, author_id in some])
+                for bound, author_id in some:
+                    # What came in meanwhile lies above what has been given: it is for the next read.
+                    await put(_author_ids(tweets, author_id, views[author_id], min(below_id, bound + 1)), author_id)
+                continue
+            negative, number, source = heads[0]
+            yield -negative
+            if (head := await anext(source, None)) is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (-head, number, source))
+
+
+async def _author_ids(tweets: Tweets, author_id: int, view: ListView | None, below_id: int) -> Ids:
+    if view:
+        for tweet_id in view.ids:
+            if tweet_id < below_id:
+                yield tweet_id
+        below_id = min(below_id, view.record.floor if view.complete else view.ids[-1])
     if below_id:
         async with aclosing(stored(tweets, [author_id], below_id)) as rest:
             async for tweet_id in rest:
@@ -89,15 +141,21 @@ async def _author_ids(tweets: Tweets, author_id: int, view: ListView, below_id: 
 @dataclass(frozen=True, slots=True)
 class HomeSources:
     """What a home timeline is read from. `view`: the list as it was read, if it may serve; `beside`: authors to read
-    from the store beside it (not covered yet; and oneself, to read what one wrote); `pulled`: pulled authors' lists."""
+    from the store beside it (not covered yet; and oneself, to read what one wrote); `pulled`: authors to read from
+    their own lists."""
 
     view: ListView | None
     beside: Sequence[int] = ()
-    pulled: Mapping[int, ListView | None] = field(default_factory=dict)
+    pulled: Sequence[int] = ()
 
 
 async def home_ids(
-    timelines: Timelines, tweets: Tweets, viewer: ViewerContext, sources: HomeSources, below_id: int
+    timelines: Timelines,
+    author_lists: AuthorLists,
+    tweets: Tweets,
+    viewer: ViewerContext,
+    sources: HomeSources,
+    below_id: int,
 ) -> Ids:
     """The ids of one viewer's home timeline below an id."""
     view = sources.view
@@ -106,7 +164,7 @@ async def home_ids(
         all_sources = [
             aiter(from_list),
             stored(tweets, sources.beside, below_id),
-            *pulled(tweets, sources.pulled, below_id),
+            pulled(tweets, author_lists, sources.pulled, below_id),
         ]
         async with aclosing(merged(all_sources)) as upper:
             async for tweet_id in upper:
@@ -116,7 +174,7 @@ async def home_ids(
         if from_list.exact_to == 0:
             return
         below_id = from_list.exact_to
-    async with aclosing(stored(tweets, viewer.authors(), below_id)) as lower:
+    async with aclosing(stored(tweets, viewer.shown(viewer.authors()), below_id)) as lower:
         async for tweet_id in lower:
             yield tweet_id
 

@@ -91,6 +91,11 @@ class Timelines(Protocol):
         """As `read`, of many lists, each in a view of its own, in the order asked for."""
         ...
 
+    async def bounds(self, keys: Sequence[ListKey]) -> list[int | None]:
+        """For each list an id that none of its owner's is above: the newest entry (without any: the floor); None where
+        there is none that is READY. In the order asked for; extends no list's life."""
+        ...
+
     async def push(self, keys: Sequence[ListKey], ids: Sequence[int]) -> int:
         """Insert each id into each existing list, in any state, once, at its place; below the floor nothing.
 

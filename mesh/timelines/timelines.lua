@@ -278,8 +278,21 @@ local function merge(keys, args)
   return existing
 end
 
+-- KEYS: lists. Gives for each that is ready an id that no entry is above, its newest or else its floor, and for the
+-- others an empty string.
+local function bounds(keys)
+  local found = {}
+  for i, key in ipairs(keys) do
+    local record = read_record(key)
+    local head = record and record.state == 'ready' and redis.call('LINDEX', key, 0)
+    found[i] = head and (is_id(head) and head or record.floor) or ''
+  end
+  return found
+end
+
 redis.register_function('timeline_push_v1', push)
 redis.register_function('timeline_create_v1', create)
 redis.register_function('timeline_finish_v1', finish)
 redis.register_function('timeline_cover_v1', cover)
 redis.register_function('timeline_merge_v1', merge)
+redis.register_function('timeline_bounds_v1', bounds)

@@ -127,6 +127,19 @@ class ValkeyTimelines:
                 replies = replies[len(each) :]
         return views
 
+    async def bounds(self, keys: Sequence[ListKey]) -> list[int | None]:
+        """See the port."""
+        calls = [
+            ("timeline_bounds_v1", some, ()) for some in _chunks([self._name(k) for k in keys], _KEYS_PER_CALL_MAX)
+        ]
+        replies = [
+            one
+            for some in _chunks(calls, _CALLS_PER_ROUND_TRIP_MAX)
+            for reply in await self._valkey.fcalls(some)
+            for one in reply
+        ]
+        return [int(bound) if bound else None for bound in replies]
+
     def read_commands(self, key: ListKey, count: int) -> list[Command]:
         """The commands of one read, for a caller who has more to ask in the same round trip.
 

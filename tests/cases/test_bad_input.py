@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2
 
@@ -56,8 +57,12 @@ def create(field: str, **fields: Any) -> Bad:
     return Bad("tweet.CreateTweet", t.CreateTweetRequest(text="hi", **fields), INVALID, field)
 
 
-def policy(threshold: int) -> g.UpdateFanoutPolicyRequest:
-    return g.UpdateFanoutPolicyRequest(policy=g.FanoutPolicy(pull_threshold=threshold))
+def edit(field: str, **fields: Any) -> Bad:
+    return Bad("tweet.UpdateTweet", t.UpdateTweetRequest(**fields), INVALID, field)
+
+
+def policy(threshold: int, minimum: int = 0) -> g.UpdateFanoutPolicyRequest:
+    return g.UpdateFanoutPolicyRequest(policy=g.FanoutPolicy(pull_threshold=threshold, pull_threshold_min=minimum))
 
 
 BAD = [
@@ -102,6 +107,33 @@ BAD = [
     Bad("tweet.StreamAuthorTweets", t.StreamAuthorTweetsRequest(author_ids=[1], limit=10**9), INVALID, "limit", caller=SERVICE),
     Bad("tweet.DeleteTweet", t.DeleteTweetRequest(), INVALID, "tweet_id"),
     Bad("tweet.DeleteTweet", t.DeleteTweetRequest(tweet_id=UNKNOWN), NOT_FOUND, reason="TWEET_NOT_FOUND"),
+    edit("tweet.tweet_id", tweet=t.Tweet(text="hi")),
+    edit("tweet.tweet_id"),
+    edit("tweet.text", tweet=t.Tweet(tweet_id=1)),
+    edit("tweet.text", tweet=t.Tweet(tweet_id=1, text="a" * 281)),
+    edit("tweet.text", tweet=t.Tweet(tweet_id=1, text="x" * 5_001)),
+    edit("tweet.text", tweet=t.Tweet(tweet_id=1, text="nul \0 inside")),
+    edit("update_mask", tweet=t.Tweet(tweet_id=1, text="hi"), update_mask=FieldMask(paths=["text", "author_id"])),
+    edit("update_mask", tweet=t.Tweet(tweet_id=1, text="hi"), update_mask=FieldMask(paths=["*"])),
+    Bad("tweet.UpdateTweet", t.UpdateTweetRequest(tweet=t.Tweet(tweet_id=UNKNOWN, text="hi")), NOT_FOUND, reason="TWEET_NOT_FOUND"),
+    Bad("tweet.UpdateTweet", t.UpdateTweetRequest(tweet=t.Tweet(tweet_id=HUGE, text="hi")), NOT_FOUND, reason="TWEET_NOT_FOUND"),
+    Bad("tweet.ListTweetRevisions", t.ListTweetRevisionsRequest(), INVALID, "tweet_id"),
+    Bad("tweet.ListTweetRevisions", t.ListTweetRevisionsRequest(tweet_id=HUGE), NOT_FOUND, reason="TWEET_NOT_FOUND"),
+    Bad("tweet.ListTweetRevisions", t.ListTweetRevisionsRequest(tweet_id=1, page_size=-1), INVALID, "page_size"),
+    Bad("tweet.ListTweetRevisions", t.ListTweetRevisionsRequest(tweet_id=1, page_token="x"), INVALID, "page_token"),
+    Bad("tweet.Retweet", t.RetweetRequest(), INVALID, "tweet_id"),
+    Bad("tweet.Retweet", t.RetweetRequest(tweet_id=UNKNOWN), NOT_FOUND, reason="TWEET_NOT_FOUND"),
+    Bad("tweet.Retweet", t.RetweetRequest(tweet_id=HUGE), NOT_FOUND, reason="TWEET_NOT_FOUND"),
+    Bad("tweet.Retweet", t.RetweetRequest(tweet_id=1), NOT_FOUND, reason="USER_NOT_FOUND", caller=principals.user(UNKNOWN)),
+    Bad("tweet.UndoRetweet", t.UndoRetweetRequest(), INVALID, "tweet_id"),
+    Bad("tweet.Like", t.LikeRequest(), INVALID, "tweet_id"),
+    Bad("tweet.Like", t.LikeRequest(tweet_id=UNKNOWN), NOT_FOUND, reason="TWEET_NOT_FOUND"),
+    Bad("tweet.Like", t.LikeRequest(tweet_id=HUGE), NOT_FOUND, reason="TWEET_NOT_FOUND"),
+    Bad("tweet.Like", t.LikeRequest(tweet_id=1), NOT_FOUND, reason="USER_NOT_FOUND", caller=principals.user(UNKNOWN)),
+    Bad("tweet.Unlike", t.UnlikeRequest(), INVALID, "tweet_id"),
+    Bad("tweet.BatchGetEngagements", t.BatchGetEngagementsRequest(), INVALID, "tweet_ids"),
+    Bad("tweet.BatchGetEngagements", t.BatchGetEngagementsRequest(tweet_ids=range(1, 102)), INVALID, "tweet_ids"),
+    Bad("tweet.BatchGetEngagements", t.BatchGetEngagementsRequest(tweet_ids=[1, 0]), INVALID, "tweet_ids"),
     Bad("graph.CreateUser", g.CreateUserRequest(), INVALID, "handle", caller=OPERATOR),
     Bad("graph.CreateUser", g.CreateUserRequest(handle="x" * 16), INVALID, "handle", caller=OPERATOR),
     Bad("graph.CreateUser", g.CreateUserRequest(handle="sp ace"), INVALID, "handle", caller=OPERATOR),
@@ -123,6 +155,26 @@ BAD = [
     Bad("graph.Follow", g.FollowRequest(followee_id=HUGE), NOT_FOUND, reason="USER_NOT_FOUND"),
     Bad("graph.Unfollow", g.UnfollowRequest(), INVALID, "followee_id"),
     Bad("graph.Unfollow", g.UnfollowRequest(followee_id=UNKNOWN), NOT_FOUND, reason="USER_NOT_FOUND"),
+    Bad("graph.Block", g.BlockRequest(), INVALID, "user_id"),
+    Bad("graph.Block", g.BlockRequest(user_id=UNKNOWN), NOT_FOUND, reason="USER_NOT_FOUND"),
+    Bad("graph.Block", g.BlockRequest(user_id=HUGE), NOT_FOUND, reason="USER_NOT_FOUND"),
+    Bad("graph.Unblock", g.UnblockRequest(), INVALID, "user_id"),
+    Bad("graph.Unblock", g.UnblockRequest(user_id=UNKNOWN), NOT_FOUND, reason="USER_NOT_FOUND"),
+    Bad("graph.Mute", g.MuteRequest(), INVALID, "user_id"),
+    Bad("graph.Mute", g.MuteRequest(user_id=UNKNOWN), NOT_FOUND, reason="USER_NOT_FOUND"),
+    Bad("graph.Mute", g.MuteRequest(user_id=HUGE), NOT_FOUND, reason="USER_NOT_FOUND"),
+    Bad("graph.Unmute", g.UnmuteRequest(), INVALID, "user_id"),
+    Bad("graph.Unmute", g.UnmuteRequest(user_id=UNKNOWN), NOT_FOUND, reason="USER_NOT_FOUND"),
+    Bad("graph.ListBlocked", g.ListBlockedRequest(page_size=-1), INVALID, "page_size"),
+    Bad("graph.ListBlocked", g.ListBlockedRequest(page_token="x"), INVALID, "page_token"),
+    Bad("graph.ListBlocked", g.ListBlockedRequest(), NOT_FOUND, reason="USER_NOT_FOUND", caller=principals.user(UNKNOWN)),
+    Bad("graph.ListMuted", g.ListMutedRequest(page_size=-1), INVALID, "page_size"),
+    Bad("graph.ListMuted", g.ListMutedRequest(page_token="x"), INVALID, "page_token"),
+    Bad("graph.ListMuted", g.ListMutedRequest(), NOT_FOUND, reason="USER_NOT_FOUND", caller=principals.user(UNKNOWN)),
+    Bad("graph.CheckBlocks", g.CheckBlocksRequest(other_ids=[1]), INVALID, "user_id", caller=SERVICE),
+    Bad("graph.CheckBlocks", g.CheckBlocksRequest(user_id=1), INVALID, "other_ids", caller=SERVICE),
+    Bad("graph.CheckBlocks", g.CheckBlocksRequest(user_id=1, other_ids=[1, 0]), INVALID, "other_ids", caller=SERVICE),
+    Bad("graph.CheckBlocks", g.CheckBlocksRequest(user_id=1, other_ids=range(1, 1_002)), INVALID, "other_ids", caller=SERVICE),
     Bad("graph.ImportFollows", [g.ImportFollowsRequest()], INVALID, "edges", caller=OPERATOR),
     Bad("graph.ImportFollows", [g.ImportFollowsRequest(edges=[g.Edge()] * 1_001)], INVALID, "edges", caller=OPERATOR),
     Bad("graph.ListFollowers", g.ListFollowersRequest(), INVALID, "user_id"),
@@ -143,6 +195,9 @@ BAD = [
     Bad("graph.UpdateFanoutPolicy", g.UpdateFanoutPolicyRequest(), INVALID, "policy.pull_threshold", caller=OPERATOR),
     Bad("graph.UpdateFanoutPolicy", policy(1), INVALID, "policy.pull_threshold", caller=OPERATOR),
     Bad("graph.UpdateFanoutPolicy", policy(10**9 + 1), INVALID, "policy.pull_threshold", caller=OPERATOR),
+    Bad("graph.UpdateFanoutPolicy", policy(10, 1), INVALID, "policy.pull_threshold_min", caller=OPERATOR),
+    Bad("graph.UpdateFanoutPolicy", policy(10, 11), INVALID, "policy.pull_threshold_min", caller=OPERATOR),
+    Bad("graph.UpdateFanoutPolicy", policy(10, HUGE), INVALID, "policy.pull_threshold_min", caller=OPERATOR),
     Bad("timeline.ListHomeTimeline", h.ListHomeTimelineRequest(page_size=-1), INVALID, "page_size"),
     Bad("timeline.ListHomeTimeline", h.ListHomeTimelineRequest(page_token="garbage"), INVALID, "page_token"),
     Bad("timeline.ListHomeTimeline", h.ListHomeTimelineRequest(page_token="A" * 10_000), INVALID, "page_token"),
@@ -151,11 +206,17 @@ BAD = [
     Bad("timeline.ListHomeTimeline", h.ListHomeTimelineRequest(read_your_write_token="9" * 10_000), INVALID, "read_your_write_token"),
     Bad("timeline.ListHomeTimeline", h.ListHomeTimelineRequest(read_your_write_token=str(1 << 64)), INVALID, "read_your_write_token"),
     Bad("timeline.ListHomeTimeline", h.ListHomeTimelineRequest(), NOT_FOUND, reason="USER_NOT_FOUND", caller=principals.user(UNKNOWN)),
+    Bad("timeline.WatchHomeTimeline", h.WatchHomeTimelineRequest(), NOT_FOUND, reason="USER_NOT_FOUND", caller=principals.user(UNKNOWN)),
+    Bad("fanout.StreamDeliveries", [f.StreamDeliveriesRequest(added_viewer_ids=[0])], INVALID, "added_viewer_ids", caller=SERVICE),
+    Bad("fanout.StreamDeliveries", [f.StreamDeliveriesRequest(added_viewer_ids=range(1, 10_002))], INVALID, "added_viewer_ids", caller=SERVICE),
     Bad("timeline.RebuildHomeTimeline", h.RebuildHomeTimelineRequest(), INVALID, "viewer_id", caller=OPERATOR),
     Bad("timeline.RebuildHomeTimeline", h.RebuildHomeTimelineRequest(viewer_id=UNKNOWN), NOT_FOUND, reason="USER_NOT_FOUND", caller=OPERATOR),
 ]  # fmt: skip
 
-STREAMED = {"HydrateTweets", "ImportFollows", "StreamAuthorTweets", "StreamFollowers", "WatchPullAuthors"}
+STREAMED = {
+    *("HydrateTweets", "ImportFollows", "StreamAuthorTweets", "StreamDeliveries", "StreamFollowers"),
+    *("WatchHomeTimeline", "WatchPullAuthors"),
+}
 ALL_ALLOWED: Allowed = {**TWEET_ALLOWED, **GRAPH_ALLOWED, **TIMELINE_ALLOWED, **FANOUT_ALLOWED}
 REQUESTS: dict[str, Callable[[], Message]] = {
     method.rpartition("/")[2]: getattr(module, method.rpartition("/")[2] + "Request")
@@ -259,7 +320,7 @@ async def test_no_rpc_works_without_a_good_token_of_the_right_kind(mesh: Mesh, p
     alice = await mesh.create_user("alice")
     area, name = path.split("/")[1].split(".")[1], path.rpartition("/")[2]
     request = REQUESTS[name]()
-    sent = [request] if name in {"HydrateTweets", "ImportFollows"} else request
+    sent = [request] if name in {"HydrateTweets", "ImportFollows", "StreamDeliveries"} else request
     good = principals.mint(SECRET, principals.user(alice))
     of_others = principals.mint("another secret that is long enough, too", principals.user(alice))
     expired = principals.mint(SECRET, principals.user(alice), lifetime_seconds=-60)
@@ -317,6 +378,24 @@ async def test_nobody_follows_themselves(mesh: Mesh) -> None:
         await mesh.follow(alice, alice)
     assert (refused.value.code(), fields_of(refused.value)) == (INVALID, ["followee_id"])
     assert reason_of(refused.value) == "SELF_FOLLOW"
+
+
+@pytest.mark.parametrize("rpc", ["Block", "Unblock", "Mute", "Unmute"])
+async def test_nobody_blocks_or_mutes_themselves(mesh: Mesh, rpc: str) -> None:
+    alice = await mesh.create_user("alice")
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await getattr(mesh.graph, rpc)(getattr(g, f"{rpc}Request")(user_id=alice), **mesh.as_(alice))
+    assert (refused.value.code(), fields_of(refused.value)) == (INVALID, ["user_id"])
+    assert reason_of(refused.value) == ("SELF_BLOCK" if "lock" in rpc else "SELF_MUTE")
+
+
+async def test_nobody_follows_past_a_block(mesh: Mesh) -> None:
+    alice, bob = await mesh.create_user("alice"), await mesh.create_user("bob")
+    await mesh.graph.Block(g.BlockRequest(user_id=bob), **mesh.as_(alice))
+    for follower, followee in ((alice, bob), (bob, alice)):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await mesh.follow(follower, followee)
+        assert (refused.value.code(), reason_of(refused.value)) == (grpc.StatusCode.PERMISSION_DENIED, "BLOCKED")
 
 
 async def test_texts_of_exactly_the_maximum_are_stored_as_nfc(mesh: Mesh) -> None:

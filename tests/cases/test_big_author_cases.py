@@ -1,6 +1,6 @@
 """Authors with many followers: modes, splits, catch-up (F1, X6)."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -94,7 +94,9 @@ async def test_a_pulled_author_is_still_pushed_until_every_reader_must_know(mesh
     assert await mesh.walk(others[0]) == [second, first]
 
 
-async def test_a_pulled_authors_list_is_read_once_a_second_by_one_process(mesh: Mesh) -> None:
+async def test_a_pulled_authors_list_is_read_once_a_second_by_one_process(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
     author, *others = await people(mesh, 5)
     for follower in others:
         await mesh.follow(follower, author)
@@ -102,21 +104,28 @@ async def test_a_pulled_authors_list_is_read_once_a_second_by_one_process(mesh: 
     await mesh.home(author)
     await mesh.settle()
     await time_passes(mesh, 21)
+    await mesh.post(author)
     for _ in range(2):  # The first read has the author's list made.
         for follower in others:
             await mesh.home(follower)
         await mesh.settle()
     reads: list[int] = []
-    read_many = mesh.timelines.read_many
+    looks: list[int] = []
+    read_many, bounds = mesh.timelines.read_many, mesh.timelines.bounds
 
-    async def counted(keys: list[lists.ListKey], count: int) -> list[lists.ListView | None]:
+    async def counted(keys: Sequence[lists.ListKey], count: int) -> list[lists.ListView | None]:
         reads.append(len(keys))
         return await read_many(keys, count)
 
-    mesh.timelines.read_many = counted  # type: ignore[method-assign, assignment]
+    async def looked(keys: Sequence[lists.ListKey]) -> list[int | None]:
+        looks.append(len(keys))
+        return await bounds(keys)
+
+    monkeypatch.setattr(mesh.timelines, "read_many", counted)
+    monkeypatch.setattr(mesh.timelines, "bounds", looked)
     for follower in others * 3:
         await mesh.home(follower)
-    assert reads == [1]
+    assert (reads, looks) == ([1], [1])
 
 
 async def test_an_operator_moves_the_threshold_and_the_modes_follow(mesh: Mesh) -> None:

@@ -10,6 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
+from fanout_svc.deliveries import Deliveries
+from fanout_svc.service import FanoutService
+from fanout_svc.worker import Figures
 from mesh import deadlines, principals
 from mesh.channels import streaming
 from mesh.principals import service
@@ -23,8 +26,11 @@ from tweet_svc.store import StoredTweet
 CALL_SECONDS = 8.0
 
 
-class Slow(fanout_pb2_grpc.FanoutServiceServicer):
+class Slow(FanoutService):
     """Takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__([], Figures(), Deliveries())
 
     async def GetFanoutStatus(self, request: Any, context: Any) -> Any:
         await asyncio.wait([asyncio.create_task(asyncio.Event().wait())], timeout=CALL_SECONDS)

@@ -14,6 +14,7 @@ from mesh.timelines.port import ListState
 from starling.tweet.v1 import tweet_pb2
 from tests.conftest import running_valkey
 from tests.harness import Mesh, running_mesh
+from timeline_svc.author_lists import AuthorLists
 from timeline_svc.core import ViewerContext
 from timeline_svc.sources import HomeSources, home_ids
 from tweet_svc.store import Request, StoredTweet
@@ -333,7 +334,8 @@ async def test_a_list_trimmed_while_it_is_read_costs_no_error_and_no_repeat(mesh
     viewer = ViewerContext(follower, 1, [author], [1])
     found: list[int] = []
     tweets = mesh.timeline_service._tweets
-    async for tweet_id in home_ids(mesh.timelines, tweets, viewer, HomeSources(view), 1 << 63):
+    authors = AuthorLists(mesh.timelines, tweets, mesh.clock)
+    async for tweet_id in home_ids(mesh.timelines, authors, tweets, viewer, HomeSources(view), 1 << 63):
         found.append(tweet_id)
         if len(found) == 2:
             newer = await posts(mesh, author, 8)

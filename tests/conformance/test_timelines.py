@@ -122,6 +122,22 @@ async def test_a_list_without_ids_is_a_list(timelines: Timelines, count: int) ->
 # ---- Pushing -----------------------------------------------------------------------------------------
 
 
+async def test_bounds_are_the_newest_ids_of_lists_that_are_ready(timelines: Timelines) -> None:
+    owners = [author(number) for number in range(1, 6)]
+    for key, ids, down_to in ((owners[0], [5, 9, 7], 0), (owners[2], [], 0), (owners[3], [], 4)):
+        assert await timelines.create(key, "token", 1_000)
+        assert await timelines.finish(key, "token", 0, ids, down_to)
+    assert await timelines.create(owners[4], "token", 1_000)
+    await timelines.push(owners, [11])
+    assert await timelines.bounds(owners) == [11, None, 11, 11, None]
+    others = [author(number) for number in (7, 8)]
+    for key, down_to in zip(others, (0, 4), strict=True):
+        assert await timelines.create(key, "token", 1_000)
+        assert await timelines.finish(key, "token", 0, [], down_to)
+    assert await timelines.bounds(others) == [0, 4]
+    assert await timelines.bounds([]) == []
+
+
 async def test_a_push_reaches_existing_lists_only_and_counts_them(timelines: Timelines) -> None:
     await make_ready(timelines, [])
     assert await timelines.create(author(1), "life", MINUTE_MS)

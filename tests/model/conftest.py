@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import tests.model.reference
 import timeline_svc.core
-import timeline_svc.service
+import timeline_svc.reader
 import timeline_svc.sources
 from tests.conftest import running_valkey
 from tests.model.machine import World
@@ -41,6 +42,10 @@ def small_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline_svc.core, "COVER_MAX", 2)
     monkeypatch.setattr(timeline_svc.core, "EXAMINED_MAX", 9)
     monkeypatch.setattr(timeline_svc.core, "BATCH_MAX", 3)
-    monkeypatch.setattr(timeline_svc.service, "_READ_AHEAD", 1)
+    monkeypatch.setattr(timeline_svc.core, "RETWEETS_REMEMBERED", 2)
+    monkeypatch.setattr(tests.model.reference, "RETWEETS_REMEMBERED", 2)
+    monkeypatch.setattr(timeline_svc.reader, "_READ_AHEAD", 1)
     monkeypatch.setattr(timeline_svc.sources, "_STORE_FIRST", 2)
     monkeypatch.setattr(timeline_svc.sources, "_STORE_MOST", 4)
+    monkeypatch.setattr(timeline_svc.sources, "_OPENED_AT_ONCE", 1)
+    monkeypatch.setattr(timeline_svc.sources, "_PASSED_MAX", 1)

@@ -26,6 +26,7 @@ from mesh.eventlog.port import Record
 from mesh.timelines import port as lists
 from starling.timeline.v1 import timeline_pb2
 from tests.harness import Mesh, Sizes, running_mesh
+from tests.model import reference
 from tests.model.reference import Model, ModelTweet
 from timeline_svc.core import CATCH_UP_MARGIN_MS, catch_up_bound
 
@@ -76,6 +77,7 @@ class CatchingUp:
 picks = st.integers(0, 1_000)
 page_sizes = st.integers(1, 7)
 skips = st.integers(0, 6)
+changes = st.sampled_from(["follow", "unfollow", "block", "unblock", "mute", "unmute", "delete", "edit"])
 
 
 class HomeTimelineMachine(RuleBasedStateMachine):
@@ -166,10 +168,12 @@ class HomeTimelineMachine(RuleBasedStateMachine):
     def _follow_or_unfollow(self, who: int, whom: int, *, follows: bool) -> None:
         act = self.mesh.follow if follows else self.mesh.unfollow
         if who == whom:
-            with suppress(grpc.aio.AioRpcError):
-                self.run(act(who, whom))
-                raise AssertionError("nobody follows themselves")
+            self._is_refused(lambda: act(who, whom), grpc.StatusCode.INVALID_ARGUMENT)
             return
+        if follows and self.model.blocked(who, whom):
+            self._is_refused(lambda: act(who, whom), grpc.StatusCode.PERMISSION_DENIED)
+            return
+        stood = (who, whom) in self.model.follows
         self._tell_readers(lambda: act(who, whom))
         stood = (who, whom) in self.model.follows
         self._now_follows(who, whom, follows=follows)
@@ -182,26 +186,133 @@ class HomeTimelineMachine(RuleBasedStateMachine):
         else:
             self.model.follows.discard((who, whom))
 
+    def _is_refused(self, act: Callable[[], Awaitable[object]], code: grpc.StatusCode) -> None:
+        with suppress(grpc.aio.AioRpcError):
+            try:
+                self.run(act())
+            except grpc.aio.AioRpcError as error:
+                assert error.code() is code
+                raise
+            raise AssertionError(f"{code} expected")
+
+    @rule(who=picks, whom=picks, mutes=st.booleans(), stands=st.booleans())
+    def someone_blocks_or_mutes(self, who: int, whom: int, mutes: bool, stands: bool) -> None:
+        """Or takes it back."""
+        one, other = self.user(who), self.user(whom)
+        if one == other:
+            return
+        act = {
+            (False, True): self.mesh.block,
+            (False, False): self.mesh.unblock,
+            (True, True): self.mesh.mute,
+            (True, False): self.mesh.unmute,
+        }[mutes, stands]
+        self._tell_readers(lambda: act(one, other))
+        self._now_hides(one, other, mutes=mutes, stands=stands)
+        self._check_first_page(one, must_have=[])
+        self._check_first_page(other, must_have=[])
+
+    def _now_hides(self, who: int, whom: int, *, mutes: bool, stands: bool) -> None:
+        pairs = self.model.mutes if mutes else self.model.blocks
+        if stands:
+            pairs.add((who, whom))
+            if not mutes:
+                self.model.follows -= {(who, whom), (whom, who)}
+        else:
+            pairs.discard((who, whom))
+            self.catching_up.pop(who, None)  # Catch-up brings only the last minute of what is hidden no more.
+            self.catching_up.pop(whom, None)
+
     @rule(who=picks, lines=st.integers(1, 4))
     def someone_posts(self, who: int, lines: int) -> None:
         """A few at a time, so that lists pass their cap."""
         for _ in range(lines):
             self._post(self.user(who))
 
+    def _original(self, what: int) -> int:
+        """Some tweet, which a retweet stands for."""
+        tweet_id = self._tweet(what)
+        return self.model.tweets[tweet_id].original or tweet_id
+
+    def _tweet(self, what: int) -> int:
+        return sorted(self.model.tweets)[what % len(self.model.tweets)]
+
+    def _refused(self, who: int, tweet_id: int, act: Callable[[], Awaitable[object]]) -> bool:
+        """Whether something mustn't be done with a tweet; then it isn't."""
+        tweet = self.model.tweets[tweet_id]
+        original = self.model.tweets[tweet.original] if tweet.original else tweet
+        if tweet.deleted or original.deleted:
+            self._is_refused(act, grpc.StatusCode.NOT_FOUND)
+        elif self.model.blocked(who, original.author):
+            self._is_refused(act, grpc.StatusCode.PERMISSION_DENIED)
+        else:
+            return False
+        return True
+
+    @precondition(lambda self: self.model.tweets)
+    @rule(who=picks, what=picks, quotes=st.booleans())
+    def someone_replies_or_quotes(self, who: int, what: int, quotes: bool) -> None:
+        author, original = self.user(who), self._original(what)
+        refers = (0, original) if quotes else (original, 0)
+        refused = {"in_reply_to_tweet_id": refers[0], "quoted_tweet_id": refers[1]}
+        if not self._refused(author, original, lambda: self.mesh.post(author, "refused", **refused)):
+            self._post(author, *refers)
+
+    def _post(self, author: int, answers: int = 0, quotes: int = 0) -> None:
+        text = f"tweet {len(self.model.tweets)}"
+        tweet = self.run(self.mesh.post(author, text, in_reply_to_tweet_id=answers, quoted_tweet_id=quotes))
+        self._wrote(tweet.tweet_id, ModelTweet(author, text, answers, quotes))
+
+    def _wrote(self, tweet_id: int, tweet: ModelTweet) -> None:
+        self.model.tweets[tweet_id] = tweet
+        self.written[tweet.author] = tweet_id
+        self._check_first_page(tweet.author, must_have=[tweet_id], written=tweet_id)
+
     @precondition(lambda self: self.model.tweets)
     @rule(who=picks, what=picks)
-    def someone_replies(self, who: int, what: int) -> None:
-        tweet_id = sorted(self.model.tweets)[what % len(self.model.tweets)]
-        if not self.model.tweets[tweet_id].deleted:
-            self._post(self.user(who), tweet_id)
+    def someone_retweets(self, who: int, what: int) -> None:
+        author, tweet_id, original = self.user(who), self._tweet(what), self._original(what)
+        if self._refused(author, tweet_id, lambda: self.mesh.retweet(author, tweet_id)):
+            return
+        made = self.run(self.mesh.retweet(author, tweet_id))
+        assert made.retweeted_tweet_id == original
+        if known := self.model.retweet_of(author, original):
+            assert made.tweet_id == known, "one for each account and original"
+        else:
+            self._wrote(made.tweet_id, ModelTweet(author, "", original=original))
 
-    def _post(self, author: int, answered: int = 0) -> None:
-        text = f"tweet {len(self.model.tweets)}"
-        tweet = self.run(self.mesh.post(author, text, in_reply_to_tweet_id=answered))
-        answers = self.model.tweets[answered].author if answered else 0
-        self.model.tweets[tweet.tweet_id] = ModelTweet(author, text, answers)
-        self.written[author] = tweet.tweet_id
-        self._check_first_page(author, must_have=[tweet.tweet_id], written=tweet.tweet_id)
+    @precondition(lambda self: self.model.tweets)
+    @rule(who=picks, what=picks)
+    def someone_takes_a_retweet_back(self, who: int, what: int) -> None:
+        author, original = self.user(who), self._original(what)
+        if retweet := self.model.retweet_of(author, original):
+            self._tell_readers(lambda: self.mesh.undo_retweet(author, original))
+            self.model.tweets[retweet].deleted = True
+        elif not self.mesh.valkey.down:
+            self.run(self.mesh.undo_retweet(author, original))
+
+    @precondition(lambda self: self.model.tweets)
+    @rule(what=picks)
+    def someone_edits(self, what: int) -> None:
+        tweet_id = self._original(what)
+        tweet = self.model.tweets[tweet_id]
+        text = f"{tweet.text} once more"
+        if not tweet.deleted:
+            self._tell_readers(lambda: self.mesh.edit(tweet.author, tweet_id, text))
+            tweet.text = text
+
+    @precondition(lambda self: self.model.tweets)
+    @rule(who=picks, what=picks, likes=st.booleans())
+    def someone_likes_or_doesnt(self, who: int, what: int, likes: bool) -> None:
+        user, tweet_id, original = self.user(who), self._tweet(what), self._original(what)
+        if likes and self._refused(user, tweet_id, lambda: self.mesh.like(user, tweet_id)):
+            return
+        if self.model.tweets[tweet_id].deleted or self.model.tweets[original].deleted:
+            return
+        self.run((self.mesh.like if likes else self.mesh.unlike)(user, tweet_id))
+        (self.model.likes.add if likes else self.model.likes.discard)((user, original))
+        retweeted = [original] if self.model.retweet_of(user, original) else []
+        assert self.run(self.mesh.engagements(user, [original])) == ([original] if likes else [], retweeted)
 
     @precondition(lambda self: len(self.slow_posts) < 2)
     @rule(who=picks)
@@ -233,7 +344,7 @@ class HomeTimelineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.tweets)
     @rule(what=picks)
     def someone_deletes(self, what: int) -> None:
-        tweet_id = sorted(self.model.tweets)[what % len(self.model.tweets)]
+        tweet_id = self._tweet(what)
         author = self.model.tweets[tweet_id].author
         self._tell_readers(lambda: self.mesh.delete(author, tweet_id))
         self.model.tweets[tweet_id].deleted = True
@@ -263,7 +374,7 @@ class HomeTimelineMachine(RuleBasedStateMachine):
         page = self.run(self.mesh.home(walk.viewer, size, walk.token))
         self._check_page(walk.viewer, page, size, walk.below)
         walk.token = page.next_page_token
-        walk.below = page.items[-1].tweet.tweet_id if page.items else walk.below
+        walk.below = page.items[-1].item_id if page.items else walk.below
         if not walk.token:
             self.walks.remove(walk)
 
@@ -285,27 +396,46 @@ class HomeTimelineMachine(RuleBasedStateMachine):
     def _check_page(
         self, viewer: int, page: timeline_pb2.ListHomeTimelineResponse, size: int, below: int = 1 << 64
     ) -> None:
-        ids = [item.tweet.tweet_id for item in page.items]
+        ids = [item.item_id for item in page.items]
         assert len(ids) <= size
         assert ids == sorted(set(ids), reverse=True), "descending, no repeats"
         assert all(tweet_id < below for tweet_id in ids), "below the page before"
-        assert set(ids) <= set(self.model.home(viewer)), "nothing but what the viewer may see"
+        assert set(ids) <= self.model.could_see(viewer), "nothing but what the viewer may see"
+        retweeted = [item.tweet.tweet_id for item in page.items if item.HasField("retweeted_by")]
+        windows = zip(*(retweeted[n:] for n in range(reference.RETWEETS_REMEMBERED + 1)), strict=False)
+        assert all(len(set(window)) == len(window) for window in windows), "shown once among the last retweets"
         for item in page.items:
-            tweet = self.model.tweets[item.tweet.tweet_id]
-            assert (item.tweet.author_id, item.tweet.text) == (tweet.author, tweet.text)
-            assert item.author.user_id == tweet.author
-            assert item.author.handle == f"u{self.model.users.index(tweet.author)}"
+            self._check_item(viewer, item)
+
+    def _check_item(self, viewer: int, item: timeline_pb2.HomeTimelineItem) -> None:
+        entry = self.model.tweets[item.item_id]
+        assert item.tweet.tweet_id == (entry.original or item.item_id)
+        tweet = self.model.tweets[item.tweet.tweet_id]
+        assert (item.tweet.author_id, item.tweet.text) == (tweet.author, tweet.text)
+        assert (item.author.user_id, item.author.handle) == (tweet.author, f"u{self.model.users.index(tweet.author)}")
+        assert item.retweeted_by.user_id == (entry.author if entry.original else 0)
+        assert [beside.tweet_id for beside in item.references] == [i for i in (tweet.answers, tweet.quotes) if i]
+        for beside in item.references:
+            referred = self.model.tweets[beside.tweet_id]
+            shown = not referred.deleted and not self.model.hides(viewer, referred.author)
+            assert beside.HasField("tweet") == shown == beside.HasField("author")
+            assert beside.tweet.text == (referred.text if shown else "")
 
     def _check_first_page(self, viewer: int, must_have: Sequence[int], written: int = 0) -> None:
         """What counts from the very next read on is there, unless its place is on a later page."""
         page = self.run(self.mesh.home(viewer, 3, written=written))
         self._check_page(viewer, page, 3)
-        ids = [item.tweet.tweet_id for item in page.items]
+        ids = [item.item_id for item in page.items]
         end = ids[-1] if page.next_page_token and ids else 0
         if page.next_page_token and not ids:
             return
-        expected = {tweet_id for tweet_id in must_have if tweet_id > end} & set(self.model.home(viewer))
+        expected = {i for i in must_have if i > end and not self._another_retweet(i)} & set(self.model.home(viewer))
         assert expected <= set(ids)
+
+    def _another_retweet(self, tweet_id: int) -> bool:
+        """Whether a tweet is one of several retweets of one original: which is shown depends on what is in flight."""
+        original = self.model.tweets[tweet_id].original if tweet_id else 0
+        return bool(original) and sum(t.original == original for t in self.model.tweets.values()) > 1
 
     # Background work, step by step.
 
@@ -395,39 +525,35 @@ class HomeTimelineMachine(RuleBasedStateMachine):
     # In the middle of one read, or of the making of one list.
 
     @precondition(lambda self: not self.mesh.valkey.down)
-    @rule(who=picks, whom=picks, skip=skips, lines=st.integers(1, 8), follows=st.booleans())
-    def a_lot_happens_while_lists_are_made(self, who: int, whom: int, skip: int, lines: int, follows: bool) -> None:
-        happens = self._something(self.user(who), self.user(whom), lines, follows)
+    @rule(who=picks, whom=picks, skip=skips, lines=st.integers(1, 8), change=changes)
+    def a_lot_happens_while_lists_are_made(self, who: int, whom: int, skip: int, lines: int, change: str) -> None:
+        happens = self._something(self.user(who), self.user(whom), lines, change)
         self.mesh.faults.between, self.mesh.faults.skip = happens, skip
         self.run(self.mesh.warm_all())
         self._let_happen()
 
     @precondition(lambda self: not self.mesh.valkey.down)
-    @rule(
-        who=picks, whom=picks, skip=st.integers(0, 6), lines=st.integers(1, 8), follows=st.booleans(), size=page_sizes
-    )
+    @rule(who=picks, whom=picks, skip=st.integers(0, 6), lines=st.integers(1, 8), change=changes, size=page_sizes)
     def a_lot_happens_while_someone_reads(
-        self, who: int, whom: int, skip: int, lines: int, follows: bool, size: int
+        self, who: int, whom: int, skip: int, lines: int, change: str, size: int
     ) -> None:
         """What is seen then may be from before or after; the page itself, and all later ones, must be right."""
         viewer = self.user(who)
-        happens = self._something(viewer, self.user(whom), lines, follows)
+        happens = self._something(viewer, self.user(whom), lines, change)
         self.mesh.faults.between, self.mesh.faults.skip = happens, skip
         page = self.run(self.mesh.home(viewer, size))
         self._let_happen()
-        self._check_glimpse(viewer, [item.tweet.tweet_id for item in page.items])
+        self._check_glimpse(viewer, [item.item_id for item in page.items])
         self._check_first_page(viewer, must_have=[])
 
     @precondition(lambda self: not self.mesh.valkey.down)
-    @rule(
-        who=picks, whom=picks, skip=st.integers(0, 20), lines=st.integers(0, 8), follows=st.booleans(), size=page_sizes
-    )
+    @rule(who=picks, whom=picks, skip=st.integers(0, 20), lines=st.integers(0, 8), change=changes, size=page_sizes)
     def a_lot_happens_while_someone_catches_up(
-        self, who: int, whom: int, skip: int, lines: int, follows: bool, size: int
+        self, who: int, whom: int, skip: int, lines: int, change: str, size: int
     ) -> None:
         viewer = self.user(who)
         known = self.catching_up.get(viewer)
-        happens = self._something(viewer, self.user(whom), lines, follows)
+        happens = self._something(viewer, self.user(whom), lines, change)
         self.mesh.faults.between, self.mesh.faults.skip = happens, skip
         came = self.run(self.mesh.walk(viewer, size, newer_than=max(known.held, default=0) if known else 0))
         self._let_happen()
@@ -438,11 +564,11 @@ class HomeTimelineMachine(RuleBasedStateMachine):
     def _check_glimpse(self, viewer: int, ids: Sequence[int]) -> None:
         """What was read while a lot happened: any of it may have been there, or not yet, or no more."""
         assert list(ids) == sorted(set(ids), reverse=True)
-        assert set(ids) <= self.glimpses.pop(viewer) | set(self.model.home(viewer))
+        assert set(ids) <= self.glimpses.pop(viewer) | self.model.could_see(viewer)
 
-    def _something(self, who: int, whom: int, lines: int, follows: bool) -> Callable[[], Awaitable[None]]:
-        """Someone posts and all of it is delivered; then a follow changes."""
-        self.glimpses[who] = set(self.model.home(who))
+    def _something(self, who: int, whom: int, lines: int, change: str) -> Callable[[], Awaitable[None]]:
+        """Someone posts and all of it is delivered; then something changes between the two."""
+        self.glimpses[who] = self.model.could_see(who)
 
         async def happens() -> None:
             for _ in range(lines):
@@ -450,12 +576,30 @@ class HomeTimelineMachine(RuleBasedStateMachine):
                 tweet = await self.mesh.post(whom, text)
                 self.model.tweets[tweet.tweet_id] = ModelTweet(whom, text)
             await self.mesh.deliver_all()
-            self.glimpses[who] |= set(self.model.home(who))
+            self.glimpses[who] |= self.model.could_see(who)
             if who != whom:
-                await (self.mesh.follow if follows else self.mesh.unfollow)(who, whom)
-                self._now_follows(who, whom, follows=follows)
+                await self._change(who, whom, change)
 
         return happens
+
+    async def _change(self, who: int, whom: int, change: str) -> None:
+        newest = max(self.model.profile(whom), default=0)
+        match change:
+            case "follow" | "unfollow" if change == "unfollow" or not self.model.blocked(who, whom):
+                await (self.mesh.follow if change == "follow" else self.mesh.unfollow)(who, whom)
+                self._now_follows(who, whom, follows=change == "follow")
+            case "block" | "unblock":
+                await (self.mesh.block if change == "block" else self.mesh.unblock)(whom, who)
+                self._now_hides(whom, who, mutes=False, stands=change == "block")
+            case "mute" | "unmute":
+                await (self.mesh.mute if change == "mute" else self.mesh.unmute)(who, whom)
+                self._now_hides(who, whom, mutes=True, stands=change == "mute")
+            case "delete" if newest:
+                await self.mesh.delete(whom, newest)
+                self.model.tweets[newest].deleted = True
+            case "edit" if newest and not self.model.tweets[newest].original:
+                self.model.tweets[newest].text += " again"
+                await self.mesh.edit(whom, newest, self.model.tweets[newest].text)
 
     def _let_happen(self) -> None:
         """What found no place in the middle happens now."""
@@ -508,7 +652,10 @@ class HomeTimelineMachine(RuleBasedStateMachine):
     def valkey_is_back(self) -> None:
         self.mesh.valkey.down = False
         for change in self.to_try_again:
-            self.run(change())
+            try:
+                self.run(change())
+            except grpc.aio.AioRpcError as error:  # One follows, and is blocked before they try again.
+                assert error.code() is grpc.StatusCode.PERMISSION_DENIED
         self.to_try_again = []
 
     # The judgement.
@@ -542,12 +689,25 @@ class HomeTimelineMachine(RuleBasedStateMachine):
                 known = home[size % len(home)]
                 caught_up = self.run(self.mesh.walk(user, size, newer_than=known))
                 assert caught_up == [tweet_id for tweet_id in home if tweet_id >= catch_up_bound(known)]
-            assert self.run(self.mesh.profile(user, user, size)) == self.model.profile(user)
+            self._profile_is_exact(user, size)
             self.catching_up[user] = CatchingUp(self.mesh.clock.now_ms(), set(home))
+
+    def _profile_is_exact(self, user: int, size: int) -> None:
+        pages = self.run(self.mesh.profile_pages(user, user, size))
+        assert [tweet.tweet_id for page in pages for tweet in page.tweets] == self.model.profile(user)
+        for page in pages:
+            for tweet in page.tweets:
+                model = self.model.tweets[tweet.tweet_id]
+                assert (tweet.text, tweet.retweeted_tweet_id) == (model.text, model.original)
+            for beside in page.references:
+                referred = self.model.tweets[beside.tweet_id]
+                assert beside.HasField("tweet") != referred.deleted
+                assert beside.tweet.text == ("" if referred.deleted else referred.text)
 
     def _who_caught_up_has_all(self, size: int) -> None:
         """Whatever came in between, in whatever order, after one more catch-up: if deliveries kept within a minute."""
         for user, known in self.catching_up.items():
             known.held |= set(self.run(self.mesh.walk(user, size, newer_than=max(known.held, default=0))))
             if self.mesh.clock.now_ms() - known.since_ms <= CATCH_UP_MARGIN_MS:
-                assert known.held >= set(self.model.home(user))
+                posts = {i for i in self.model.home(user) if not self.model.tweets[i].original}
+                assert known.held >= posts, "what hides a retweet may go, and it may be older"

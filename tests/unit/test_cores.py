@@ -11,7 +11,14 @@ from fanout_svc import core as fanout
 from fanout_svc.core import Action, Author, InvalidEventError
 from fanout_svc.worker import Figures
 from mesh.timelines.port import ListState, TailRecord
-from starling.event.v1.event_pb2 import BucketDelivery, BucketDrain, TweetCreated, TweetDeleted, TweetEvent
+from starling.event.v1.event_pb2 import (
+    BucketDelivery,
+    BucketDrain,
+    TweetCreated,
+    TweetDeleted,
+    TweetEvent,
+    TweetUpdated,
+)
 from starling.tweet.v1.tweet_pb2 import Tweet
 from timeline_svc.core import COVER_MAX, MODES_AGE_MS, Assessment, Page, Verdict, ViewerContext, assess, visible
 from tweet_svc.core import AuthorMerge
@@ -101,7 +108,7 @@ def test_a_page_examines_no_more_than_it_needs(hidden: list[bool], size: int) ->
         tweet_id = 1_000 - number
         page.examine(tweet_id, None if hide else Tweet(tweet_id=tweet_id, author_id=1), viewer())
     assert len(page.items) == min(size, hidden.count(False))
-    assert all(a.tweet_id > b.tweet_id for a, b in pairwise(page.items))
+    assert all(a.item_id > b.item_id for a, b in pairwise(page.items))
 
 
 def test_a_page_lacks_what_was_written_only_where_its_place_is() -> None:
@@ -134,6 +141,7 @@ def bucket() -> TweetEvent:
         (bucket(), Author(pulled=True, mode_age_seconds=19.9, bucket_count=4), Action.BUCKET),
         (bucket(), Author(pulled=True, mode_age_seconds=20.0, bucket_count=4), Action.NOTHING),
         (TweetEvent(author_id=7, deleted=TweetDeleted(tweet_id=9, version=3)), None, Action.ERASE),
+        (TweetEvent(author_id=7, updated=TweetUpdated(tweet_id=9, version=3)), None, Action.REFRESH),
         (TweetEvent(author_id=7, drain=BucketDrain(epoch=1, bucket=0)), None, Action.DRAIN),
     ],
 )
@@ -148,6 +156,7 @@ def test_what_fan_out_does_with_an_event(event: TweetEvent, author: Author | Non
     [
         TweetEvent(author_id=7, created=TweetCreated()),
         TweetEvent(created=TweetCreated(tweet_id=9)),
+        TweetEvent(author_id=7, updated=TweetUpdated(version=2)),
         TweetEvent(author_id=7, bucket=BucketDelivery(bucket=1)),
         TweetEvent(author_id=7, bucket=BucketDelivery(tweet_ids=[0])),
         TweetEvent(author_id=7, bucket=BucketDelivery(tweet_ids=range(1, 66))),

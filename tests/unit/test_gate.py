@@ -9,6 +9,9 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 
+from fanout_svc.deliveries import Deliveries
+from fanout_svc.service import FanoutService
+from fanout_svc.worker import Figures
 from mesh import channels, deadlines, errors, principals
 from mesh.channels import details_of, reason_of
 from mesh.server import ANYONE, Gate
@@ -20,10 +23,13 @@ METHOD = "/starling.fanout.v1.FanoutService/GetFanoutStatus"
 Behaviour = Callable[[], Awaitable[Any]]
 
 
-class Service(fanout_pb2_grpc.FanoutServiceServicer):
+class Service(FanoutService):
     """Does as it is told."""
 
     behaviour: Behaviour
+
+    def __init__(self) -> None:
+        super().__init__([], Figures(), Deliveries())
 
     async def GetFanoutStatus(self, request: Any, context: Any) -> Any:
         return await self.behaviour() or fanout_pb2.GetFanoutStatusResponse()
