@@ -10,8 +10,8 @@ TWEET_FANOUT = Topic("tweet-fanout", partitions=8, records_max=50_000)
 # record is up to 10,000 deliveries.
 FANOUT_TASKS = Topic("fanout-tasks", partitions=16, records_max=50_000)
 
-# What may wait: drains, and big authors' buckets while fan-out is behind. Workers give it few hands, so that it never
-# delays the others.
+# What may wait: drains, retweets of hot tweets, and big authors' buckets while fan-out is behind. Workers give it few
+# hands, so that it never delays the others.
 FANOUT_TASKS_SLOW = Topic("fanout-tasks-slow", partitions=4, records_max=50_000)
 
 # Trimmed from its oldest, acknowledged or not: dead letters must never stop the living.
