@@ -328,32 +328,50 @@ class Client:
                 yield item
 
     async def watch_home(self, viewer_id: int, newer_than_id: int = 0) -> AsyncIterator[timeline_pb2.HomeTimelineItem]:
-        """What comes to a home timeline, each item once, without end: the server's streams are short, and where one
-        tells of a gap, the next one begins with a catch-up. With `newer_than_id`, what came since that first."""
+        """What comes to a home timeline, each item once, without end; with `newer_than_id`, what came since that first.
+
+        The server's streams are short. Each begins with what came since the newest item known here; where it tells of a
+        gap, this catches up by itself before it goes on.
+        """
         newest = newer_than_id
         begun = first_id_of(int(time.time() * 1_000))
         seen: deque[int] = deque([newer_than_id], _SEEN_MAX)
-        failures = 0
+        gap, failures = False, 0
         while True:
-            request = timeline_pb2.WatchHomeTimelineRequest(newer_than_id=newest)
-            metadata = self.as_(principals.user(viewer_id))
-            call = self.timeline.WatchHomeTimeline(request, timeout=_WATCH_SECONDS, metadata=metadata)
             try:
-                async with streaming(call):
-                    async for message in call:
-                        failures = 0
-                        if message.HasField("gap"):
-                            break
-                        if message.HasField("item") and message.item.item_id not in seen:
-                            seen.append(message.item.item_id)
-                            newest = max(newest, message.item.item_id)
-                            yield message.item
+                came = self._missed(viewer_id, newest) if gap else self._watched(viewer_id, newest)
+                gap = False
+                async for item in came:
+                    failures = 0
+                    if gap := item is None:
+                        break
+                    if item and item.item_id not in seen:
+                        seen.append(item.item_id)
+                        newest = max(newest, item.item_id)
+                        yield item
             except grpc.aio.AioRpcError as error:
                 failures += 1
                 if error.code() is not grpc.StatusCode.UNAVAILABLE or failures > _WATCH_FAILURES_MAX:
                     raise
-                await asyncio.sleep(_WATCH_RETRY_SECONDS)
             newest = max(newest, begun)
+            if gap or failures:
+                await asyncio.sleep(_WATCH_RETRY_SECONDS)
+
+    async def _watched(self, viewer_id: int, newest: int) -> AsyncIterator[timeline_pb2.HomeTimelineItem | None]:
+        """The items of one stream; None: a gap."""
+        request = timeline_pb2.WatchHomeTimelineRequest(newer_than_id=newest)
+        metadata = self.as_(principals.user(viewer_id))
+        call = self.timeline.WatchHomeTimeline(request, timeout=_WATCH_SECONDS, metadata=metadata)
+        async with streaming(call):
+            async for message in call:
+                if not message.HasField("heartbeat"):
+                    yield message.item if message.HasField("item") else None
+
+    async def _missed(self, viewer_id: int, newest: int) -> AsyncIterator[timeline_pb2.HomeTimelineItem | None]:
+        """All that came since an item was the newest known, oldest first: whatever ends it, the newest item that was
+        given is one up to which all were."""
+        for item in reversed([item async for item in self.walk_home(viewer_id, newer_than_id=newest)]):
+            yield item
 
     async def catch_up(
         self, viewer_id: int, known_ids: Collection[int], page_size: int = 100

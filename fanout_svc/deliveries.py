@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from mesh.errors import InvalidArgumentError
 from starling.fanout.v1 import fanout_pb2
 
-_WAITING_MAX = 1_000
+_WAITING_IDS_MAX = 100_000
+"""Of tweets and viewers: less than 1 MB, so that it fits into one message."""
 VIEWERS_MAX = 100_000
 CHANGES_MAX = 10_000
 
@@ -18,6 +19,7 @@ class Listener:
     def __init__(self) -> None:
         self._viewers: set[int] = set()
         self._waiting: list[fanout_pb2.Delivery] = []
+        self._waiting_ids = 0
         self._gap = False
         self._wakened = asyncio.Event()
 
@@ -33,11 +35,14 @@ class Listener:
         """These came to these."""
         if not (watched := self._viewers.intersection(viewer_ids)):
             return
-        if len(self._waiting) + len(tweet_ids) > _WAITING_MAX:
+        self._waiting_ids += len(tweet_ids) * (1 + len(watched))
+        if self._waiting_ids > _WAITING_IDS_MAX:
             self._waiting.clear()
+            self._waiting_ids = 0
             self._gap = True
         else:
-            self._waiting += [fanout_pb2.Delivery(tweet_id=i, viewer_ids=sorted(watched)) for i in tweet_ids]
+            viewers = sorted(watched)
+            self._waiting += [fanout_pb2.Delivery(tweet_id=i, viewer_ids=viewers) for i in tweet_ids]
         self._wakened.set()
 
     async def follow(self, requests: AsyncIterator[fanout_pb2.StreamDeliveriesRequest]) -> None:
@@ -52,7 +57,7 @@ class Listener:
         await self._wakened.wait()
         self._wakened.clear()
         taken = fanout_pb2.StreamDeliveriesResponse(deliveries=self._waiting, gap=self._gap)
-        self._waiting, self._gap = [], False
+        self._waiting, self._waiting_ids, self._gap = [], 0, False
         return taken
 
 

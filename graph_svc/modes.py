@@ -56,11 +56,12 @@ class ModeMover:
         """
         policy = await self.policy()
         await self._look(policy)
+        now = self._clock.monotonic()
         in_force = self.pressure.threshold(policy)
-        busy = Busy(self._traffic.authors(self._clock.monotonic()), in_force)
+        busy = Busy(self._traffic.authors(now), in_force)
         moved = await self._store.move_modes(
             policy.pull_threshold,
-            push_below(in_force),
+            push_below(self.pressure.push_threshold(policy, now)),
             self._clock.now_ms(),
             busy if in_force < policy.pull_threshold else None,
         )

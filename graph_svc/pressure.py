@@ -62,6 +62,13 @@ class Pressure:
         """The pull threshold in force."""
         return max(_minimum(policy), -(-policy.pull_threshold >> self.halvings))
 
+    def push_threshold(self, policy: FanoutPolicy, now: float) -> int:
+        """The threshold below which (hysteresis aside) pulled authors are pushed again. Until all has been calm for a
+        while, and so after a start that finds a burst, or another process that knows of one, the lowest there can be:
+        a way back is work, too."""
+        calm = self.low_since is not None and now - self.low_since >= RISE_EVERY_SECONDS
+        return self.threshold(policy) if calm else _minimum(policy)
+
 
 def _minimum(policy: FanoutPolicy) -> int:
     return policy.pull_threshold_min or min(policy.pull_threshold, THRESHOLD_MIN_DEFAULT)
@@ -74,10 +81,12 @@ def _halvings_max(policy: FanoutPolicy) -> int:
 
 def lag_that_counts(pressure: Pressure, lags: Iterable[Lag], draining: bool) -> float:
     """The lag that `observe` is to be told, seconds, of that of all topics. In stage 0 what is on the slow topic may
-    wait, whatever it is. From stage 1 on it holds big authors' tasks; but not while an author is `draining`: drains are
-    on it, too, and are what a threshold that rises brings, so it would fall again for them."""
-    slow_counts = pressure.slow and not draining
-    return max((lag.seconds for lag in lags if slow_counts or lag.topic != FANOUT_TASKS_SLOW.name), default=0.0)
+    wait, whatever it is. From stage 1 on it holds big authors' tasks. While an author is `draining` it holds drains as
+    well, which a threshold that rises brings: it mustn't fall again for them; nor may it rise further."""
+    slow_most = (LAG_HIGH_SECONDS if draining else math.inf) if pressure.slow else 0.0
+    return max(
+        (min(lag.seconds, slow_most if lag.topic == FANOUT_TASKS_SLOW.name else math.inf) for lag in lags), default=0.0
+    )
 
 
 def observe(pressure: Pressure, now: float, lag_seconds: float | None, policy: FanoutPolicy) -> Pressure:

@@ -122,7 +122,8 @@ class Valkey:
     async def fcalls(
         self, calls: Sequence[tuple[str, Sequence[str], Sequence[str | bytes | int | float]]]
     ) -> list[Any]:
-        """Many function calls in one round trip. All are idempotent: they run again after a load."""
+        """Many function calls in one round trip. They run again where the functions had to be loaded, and after a lost
+        connection: those that aren't idempotent count what may be a little off."""
         commands = [("FCALL", name, len(keys), *keys, *args) for name, keys, args in calls]
         try:
             return await self.pipeline(commands)

@@ -339,7 +339,7 @@ class Mesh:
         credentials = self._credentials("timeline_svc")
         self.pull_authors = PullAuthors(self.graph_channel, credentials, self.clock)
         await self.pull_authors.follow(once=True)
-        self.live = Live(self.fanout_targets, credentials)
+        self.live = Live(self.fanout_targets, credentials, 100)
         graph = SteppedGraph(self.graph_channel, credentials)
         tweets = SteppedTweets(self.tweet_channel, credentials)
         graph.faults = tweets.faults = self.faults

@@ -5,6 +5,7 @@ from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 
 import grpc
+from pydantic import Field
 
 from mesh import caches, channels, principals
 from mesh.caches.bodies import Bodies
@@ -22,6 +23,8 @@ from timeline_svc.peers import Graph, Tweets
 from timeline_svc.pull_authors import PullAuthors
 from timeline_svc.service import ALLOWED, TimelineService
 
+_TARGET = r"(?:dns:///)?(?:\[[0-9a-fA-F:.]+\]|[^\s,:/\[\]]+):\d{1,5}"
+
 
 class TimelineConfig(MediaConfig):
     """What timeline_svc is told besides."""
@@ -30,7 +33,7 @@ class TimelineConfig(MediaConfig):
     """Where graph_svc is."""
     tweet_target: str
     """Where tweet_svc is."""
-    fanout_targets: str = ""
+    fanout_targets: str = Field("", pattern=rf"^(?:{_TARGET}(?:,{_TARGET})*)?$")
     """Where fanout_svc's workers are, comma-separated; every address of a name is one. Without: watches hear of pulled
     authors only."""
 
@@ -49,8 +52,8 @@ class App:
         self._tweet_channel = channels.connect(config.tweet_target, max_message_bytes=config.max_message_bytes)
         credentials = principals.Credentials(config.auth_secret.get_secret_value(), principals.service(self.name))
         self._pull_authors = PullAuthors(self._graph_channel, credentials, clock)
-        targets = [target.strip() for target in config.fanout_targets.split(",") if target.strip()]
-        self._live = Live(targets, credentials)
+        targets = config.fanout_targets.split(",") if config.fanout_targets else []
+        self._live = Live(targets, credentials, config.concurrent_calls_max // 2, config.max_message_bytes)
         self._service = TimelineService(
             valkey=self._valkey,
             timelines=valkey_timelines.ValkeyTimelines(self._valkey, clock),

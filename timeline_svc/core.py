@@ -53,6 +53,11 @@ class ViewerContext:
     muted_ids: Sequence[int] = ()
     blockers: dict[int, bool] = field(default_factory=dict, compare=False)
 
+    @property
+    def size(self) -> int:
+        """Ids that it holds (what is known of blockers aside, which has a bound of its own)."""
+        return 2 * len(self.followee_ids) + len(self.blocked_ids) + len(self.muted_ids)
+
     def follows(self, user_id: int) -> bool:
         """Whether the viewer follows a user."""
         return _among(user_id, self.followee_ids)
@@ -71,8 +76,10 @@ class ViewerContext:
 
     def shown(self, user_ids: Iterable[int]) -> list[int]:
         """Those of some users who aren't hidden, ascending."""
+        if not (ids := set(user_ids)):
+            return []
         blockers = (user_id for user_id, blocks in self.blockers.items() if blocks)
-        return sorted(set(user_ids).difference(self.muted_ids, self.blocked_ids, blockers))
+        return sorted(ids.difference(self.muted_ids, self.blocked_ids, blockers))
 
     def unknown_blockers(self, user_ids: Collection[int]) -> list[int]:
         """Those of whom must be found out whether they block the viewer."""

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 _WAITING_MAX = 256
 """Ids that wait for one slow watcher; more, and it is told of a gap."""
-_WATCHERS_MAX = 10_000
+_OF_ONE_VIEWER_MAX = 5
 _CHUNK = 4_096
 _RETRY_SECONDS = 1.0
 _TAKE_OVER_SECONDS = 6.0
@@ -60,19 +60,27 @@ class Watch:
 
 
 class Live:
-    """Who watches, and a stream to each worker. `targets`: `host:port` each; every address of a host is a worker."""
+    """Who watches, and a stream to each worker.
 
-    def __init__(self, targets: Sequence[str], credentials: Credentials) -> None:
+    `targets`: `host:port` each; every address of a host is a worker. `watches_max`: well below the calls that this
+    process takes at once, or watches would keep others from reading.
+    """
+
+    def __init__(
+        self, targets: Sequence[str], credentials: Credentials, watches_max: int, max_message_bytes: int = 4 << 20
+    ) -> None:
         self._targets = targets
         self._credentials = credentials
+        self._watches_max = watches_max
+        self._max_message_bytes = max_message_bytes
         self._watches: dict[int, list[Watch]] = {}
         self._count = 0
-        self._changed: set[asyncio.Event] = set()
+        self._tellings: set[_Telling] = set()
+        self._known: dict[str, set[str]] = {}
 
-    @property
-    def full(self) -> bool:
-        """Whether nobody else can watch here."""
-        return self._count >= _WATCHERS_MAX
+    def has_room(self, viewer_id: int) -> bool:
+        """Whether one more may watch here, and this viewer once more."""
+        return self._count < self._watches_max and len(self._watches.get(viewer_id, ())) < _OF_ONE_VIEWER_MAX
 
     @contextmanager
     def watch(self, viewer_id: int) -> Iterator[Watch]:
@@ -91,8 +99,8 @@ class Live:
             self._tell()
 
     def _tell(self) -> None:
-        for changed in self._changed:
-            changed.set()
+        for telling in self._tellings:
+            telling.changed.set()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping`: a stream to every worker there is."""
@@ -113,32 +121,34 @@ class Live:
 
     async def _addresses(self) -> set[str]:
         loop = asyncio.get_running_loop()
-        found: set[str] = set()
         for target in self._targets:
             host, _, port = target.removeprefix("dns:///").rpartition(":")
             try:
                 infos = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
             except OSError as error:
-                log.warning("no worker is known by the name %s: %s", host, error)
-                continue
-            hosts = {str(info[4][0]) for info in infos}
-            found |= {f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in hosts}
-        return found
+                log.warning("no worker is known by the name %s: %s", host, error)  # Those known before stay.
+            else:
+                hosts = {str(info[4][0]) for info in infos}
+                self._known[target] = {f"[{one}]:{port}" if ":" in one else f"{one}:{port}" for one in hosts}
+        return set().union(*self._known.values())
 
     async def _follow(self, address: str) -> None:
         """One worker's streams until cancelled: each takes over before the one before it ends, so that nothing is
-        missed unless one fails."""
-        channel = channels.connect(address)
+        missed unless one fails: then watchers are told, once, and once more when the worker is back."""
+        channel = channels.connect(address, max_message_bytes=self._max_message_bytes)
         stub = fanout_pb2_grpc.FanoutServiceStub(channel)
         before: asyncio.Task[None] | None = None
         stream: asyncio.Task[None] | None = None
+        follows = False
         try:
             while True:
                 before, stream = stream, asyncio.create_task(self._stream(stub))
                 ended, _ = await asyncio.wait([stream], timeout=_TAKE_OVER_SECONDS)
+                if follows == bool(ended):
+                    follows = not ended
+                    self._missed()
                 if ended:
                     log.debug("the deliveries of %s aren't followed: %s", address, stream.exception())
-                    self._missed()
                     await asyncio.sleep(_RETRY_SECONDS)
         finally:
             for task in (before, stream):
@@ -152,9 +162,19 @@ class Live:
                 watch.miss()
 
     async def _stream(self, stub: "fanout_pb2_grpc.FanoutServiceAsyncStub") -> None:
+        telling = _Telling()
+        self._tellings.add(telling)
+        try:
+            await self._listen(stub, telling)
+        finally:
+            self._tellings.discard(telling)
+            telling.over = True  # grpc.aio leaves the requests of a call that the server ended waiting for ever.
+            telling.changed.set()
+
+    async def _listen(self, stub: "fanout_pb2_grpc.FanoutServiceAsyncStub", telling: "_Telling") -> None:
         with translated("fanout_svc"):
             call: grpc.aio.StreamStreamCall[fanout_pb2.StreamDeliveriesRequest, fanout_pb2.StreamDeliveriesResponse] = (
-                stub.StreamDeliveries(self._requests(), metadata=self._credentials.metadata())
+                stub.StreamDeliveries(self._requests(telling), metadata=self._credentials.metadata())
             )
             async with streaming(call):
                 async for reply in call:
@@ -165,22 +185,22 @@ class Live:
                             for watch in self._watches.get(viewer_id, ()):
                                 watch.offer([delivery.tweet_id])
 
-    async def _requests(self) -> AsyncIterator[fanout_pb2.StreamDeliveriesRequest]:
+    async def _requests(self, telling: "_Telling") -> AsyncIterator[fanout_pb2.StreamDeliveriesRequest]:
         """Whom to watch for, as it changes."""
-        changed = asyncio.Event()
-        changed.set()
-        self._changed.add(changed)
         told: set[int] = set()
-        try:
-            while True:
-                await changed.wait()
-                changed.clear()
-                added, removed = sorted(self._watches.keys() - told), sorted(told - self._watches.keys())
-                for start in range(0, max(len(added), len(removed)), _CHUNK):
-                    some = slice(start, start + _CHUNK)
-                    yield fanout_pb2.StreamDeliveriesRequest(
-                        added_viewer_ids=added[some], removed_viewer_ids=removed[some]
-                    )
-                told = (told | set(added)) - set(removed)
-        finally:
-            self._changed.discard(changed)
+        while not telling.over:
+            telling.changed.clear()
+            added, removed = sorted(self._watches.keys() - told), sorted(told - self._watches.keys())
+            for start in range(0, max(len(added), len(removed)), _CHUNK):
+                some = slice(start, start + _CHUNK)
+                yield fanout_pb2.StreamDeliveriesRequest(added_viewer_ids=added[some], removed_viewer_ids=removed[some])
+            told = (told | set(added)) - set(removed)
+            await telling.changed.wait()
+
+
+class _Telling:
+    """The requests of one stream: that who watches has `changed`, and that the stream is `over`."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self.over = False

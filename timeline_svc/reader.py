@@ -31,6 +31,8 @@ from timeline_svc.sources import HomeSources, home_ids
 _READ_AHEAD = 8
 """Entries beyond the page: one shows whether more follow, the others make up for filtered ones."""
 _CONTEXTS_MAX = 10_000
+_CONTEXT_IDS_MAX = 20_000_000
+"""Of all contexts kept: 160 MB."""
 _CONTEXT_SECONDS = 15.0
 """How long a context serves without graph_svc."""
 _BLOCKERS_MAX = 1_000
@@ -88,6 +90,7 @@ class HomeReader:
         self._media = media
         self._missed = missed
         self._contexts: OrderedDict[int, tuple[ViewerContext, float]] = OrderedDict()
+        self._context_ids = 0
         self._authors: OrderedDict[int, tuple[timeline_pb2.Author, float]] = OrderedDict()
 
     async def page(
@@ -115,6 +118,8 @@ class HomeReader:
 
     async def pulled_bounds(self, viewer_id: int) -> Mapping[int, int]:
         """The newest ids of the authors whom the viewer must pull, as far as they are known."""
+        if not self._pull_authors.known():
+            return {}
         _, version = await self._look(viewer_id, 0)
         viewer = await self._viewer(viewer_id, version)
         pulled = (self._pull_authors.known() or frozenset()).intersection(viewer.followee_ids)
@@ -165,10 +170,12 @@ class HomeReader:
     def _remember(self, viewer: ViewerContext, now: float) -> None:
         known = self._contexts.get(viewer.viewer_id)
         if known is None or known[0].version <= viewer.version:
+            self._context_ids += viewer.size - (known[0].size if known else 0)
             self._contexts[viewer.viewer_id] = (viewer, now)
             self._contexts.move_to_end(viewer.viewer_id)
-        if len(self._contexts) > _CONTEXTS_MAX:
-            self._contexts.popitem(last=False)
+        while len(self._contexts) > _CONTEXTS_MAX or self._context_ids > _CONTEXT_IDS_MAX:
+            _, (dropped, _) = self._contexts.popitem(last=False)
+            self._context_ids -= dropped.size
 
     def _sources(self, viewer: ViewerContext, view: ListView | None, pulled: frozenset[int] | None) -> HomeSources:
         """What this viewer's page is read from; what is missing is made behind the read."""
@@ -220,16 +227,18 @@ class HomeReader:
         """Raises UnavailableError: then it isn't known what may be shown."""
         if unknown := viewer.unknown_blockers(user_ids):
             blockers = await self._graph.blockers(viewer.viewer_id, unknown)
-            if len(viewer.blockers) > _BLOCKERS_MAX:
-                viewer.blockers.clear()
             viewer.blockers.update({user_id: user_id in blockers for user_id in unknown})
+            if len(viewer.blockers) > _BLOCKERS_MAX:  # This read still needs them; later ones begin anew.
+                self._remember(replace(viewer, blockers={}), self._clock.monotonic())
 
     async def _dress(self, items: Sequence[Shown], viewer: ViewerContext) -> list[timeline_pb2.HomeTimelineItem]:
         """The items with all that a page shows of them."""
         referred = {item.item_id: _references(item.tweet) for item in items}
-        bodies = await self._hydrate(sorted({tweet_id for ids in referred.values() for tweet_id in ids}))
-        await self._learn_blockers(viewer, {body.author_id for body in bodies.values() if body})
-        bodies = {i: body for i, body in bodies.items() if body and not viewer.hides(body.author_id)}
+        bodies: dict[int, Body] = {}
+        with suppress(UnavailableError):  # The page doesn't hang on what its tweets refer to.
+            found = await self._hydrate(sorted({tweet_id for ids in referred.values() for tweet_id in ids}))
+            await self._learn_blockers(viewer, {body.author_id for body in found.values() if body})
+            bodies = {i: body for i, body in found.items() if body and not viewer.hides(body.author_id)}
         authors = await self._authors_of(
             {item.tweet.author_id for item in items}
             | {item.retweeter_id for item in items if item.retweeter_id}

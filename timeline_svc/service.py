@@ -5,7 +5,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from mesh import checks, principals
@@ -43,14 +42,14 @@ ALLOWED: Allowed = {
 }
 
 _RPC = "ListHomeTimeline"
-_CATCH_UP_PAGES = 5
 _CATCH_UP_PAGE = 100
+_CATCH_UP_MAX = 500
 _WATCH_SECONDS = 8.0
 """A watch ends after so long, within the grace that an old connection has; the client calls again."""
 _POLL_SECONDS = 1.0
 """How often pulled authors are looked at for a watch."""
 _HEARTBEAT_SECONDS = 3.0
-_SEEN_MAX = 2_000
+_SENT_MAX = 2_000
 
 
 class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
@@ -119,17 +118,17 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
     ) -> AsyncIterator[timeline_pb2.WatchHomeTimelineResponse]:
         """See the proto. What comes while the catch-up is read waits."""
         viewer_id = principals.current.get().user_id
-        if self._live.full:
-            raise ResourceExhaustedError("Too many watch here.", retry_after_seconds=5.0, reason="WATCHERS_FULL")
-        seen: deque[int] = deque([request.newer_than_id], _SEEN_MAX)
+        if not self._live.has_room(viewer_id):
+            raise ResourceExhaustedError("Too many watch here.", retry_after_seconds=5.0, reason="WATCHES_FULL")
+        sent = _Sent(request.newer_than_id)
         with self._live.watch(viewer_id) as watch:
             bounds = dict(await self._reader.pulled_bounds(viewer_id))
-            async for message in self._caught_up(viewer_id, request.newer_than_id, seen):
+            for message in await self._caught_up(viewer_id, request.newer_than_id, sent):
                 yield message
             end = time.monotonic() + _WATCH_SECONDS
             said = time.monotonic()
             while time.monotonic() < end and not self.stopping.is_set():
-                messages = await self._news(watch, bounds, seen)
+                messages = await self._news(watch, bounds, sent)
                 if not messages and time.monotonic() - said > _HEARTBEAT_SECONDS:
                     messages = [timeline_pb2.WatchHomeTimelineResponse(heartbeat=timeline_pb2.WatchHeartbeat())]
                 for message in messages:
@@ -137,35 +136,36 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
                     yield message
 
     async def _caught_up(
-        self, viewer_id: int, newer_than_id: int, seen: deque[int]
-    ) -> AsyncIterator[timeline_pb2.WatchHomeTimelineResponse]:
-        """What came since an item was the newest known, newest first; a gap where that is a lot."""
+        self, viewer_id: int, newer_than_id: int, sent: "_Sent"
+    ) -> list[timeline_pb2.WatchHomeTimelineResponse]:
+        """What came since an item was the newest known, oldest first, so that whoever is cut off knows the newest up to
+        which they have all; where that is a lot, a gap instead."""
+        items: list[timeline_pb2.HomeTimelineItem] = []
         place: Place | None = Place() if newer_than_id else None
-        for _ in range(_CATCH_UP_PAGES):
-            if place is None:
-                return
+        while place and len(items) < _CATCH_UP_MAX:
             down_to = core.catch_up_bound(newer_than_id)
             page = await self._reader.page(viewer_id, _CATCH_UP_PAGE, place, down_to=down_to)
-            for message in _messages(page.items, seen):
-                yield message
+            items += page.items
             place = page.after
-        if place:
-            yield _gap()
+        return [_gap()] if place else sent.messages(reversed(items))
 
     async def _news(
-        self, watch: Watch, bounds: dict[int, int], seen: deque[int]
+        self, watch: Watch, bounds: dict[int, int], sent: "_Sent"
     ) -> list[timeline_pb2.WatchHomeTimelineResponse]:
         """What was delivered, and what pulled authors posted (`bounds`: their newest ids so far), in a moment."""
         ids, gap = await watch.take(_POLL_SECONDS)
         messages = [_gap()] if gap else []
-        with suppress(UnavailableError):
+        try:
             for author_id, bound in (await self._reader.pulled_bounds(watch.viewer_id)).items():
-                if author_id in bounds and bound > bounds[author_id]:
-                    ids += await self._reader.newer(author_id, bounds[author_id])
-                bounds[author_id] = bound
-            new = [tweet_id for tweet_id in ids if tweet_id not in seen]
-            if new:
-                messages += _messages(reversed(await self._reader.items(watch.viewer_id, new)), seen)
+                if bound > bounds.setdefault(author_id, bound):
+                    # Their list may have been read before their newest id was: then the next look has it.
+                    newer = await self._reader.newer(author_id, bounds[author_id])
+                    bounds[author_id] = max(newer, default=bounds[author_id])
+                    ids += newer
+            if new := [tweet_id for tweet_id in ids if tweet_id not in sent.item_ids]:
+                messages += sent.messages(reversed(await self._reader.items(watch.viewer_id, new)))
+        except UnavailableError:
+            messages.append(_gap())
         return messages
 
     async def warm(self, viewer_id: int) -> None:
@@ -215,13 +215,25 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
         return timeline_pb2.RebuildHomeTimelineResponse(entries=len(view.ids) if view else 0)
 
 
-def _messages(
-    items: Iterable[timeline_pb2.HomeTimelineItem], seen: deque[int]
-) -> list[timeline_pb2.WatchHomeTimelineResponse]:
-    """Those that weren't sent before; and they are, from now on."""
-    new = [item for item in items if item.item_id not in seen]
-    seen.extend(item.item_id for item in new)
-    return [timeline_pb2.WatchHomeTimelineResponse(item=item) for item in new]
+class _Sent:
+    """What one watch was told last: an item comes once, and of an original one retweet."""
+
+    def __init__(self, newer_than_id: int) -> None:
+        self.item_ids: deque[int] = deque([newer_than_id], _SENT_MAX)
+        self._originals: deque[int] = deque(maxlen=core.RETWEETS_REMEMBERED)
+
+    def messages(self, items: Iterable[timeline_pb2.HomeTimelineItem]) -> list[timeline_pb2.WatchHomeTimelineResponse]:
+        """Those that are new; and they count as sent."""
+        new: list[timeline_pb2.WatchHomeTimelineResponse] = []
+        for item in items:
+            retweet = item.HasField("retweeted_by")
+            if item.item_id in self.item_ids or (retweet and item.tweet.tweet_id in self._originals):
+                continue
+            self.item_ids.append(item.item_id)
+            if retweet:
+                self._originals.append(item.tweet.tweet_id)
+            new.append(timeline_pb2.WatchHomeTimelineResponse(item=item))
+        return new
 
 
 def _gap() -> timeline_pb2.WatchHomeTimelineResponse:

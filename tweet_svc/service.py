@@ -377,17 +377,18 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         tweet_id = checks.required_id("tweet_id", request.tweet_id)
         await self._require_account(author_id)
         original = await self._original(tweet_id)
+        await self._require_no_block(author_id, [original.author_id])
         retweet = await self._store.retweet_of(author_id, original.tweet_id)
-        if retweet is None:
-            await self._require_no_block(author_id, [original.author_id])
-            retweet = await self._new_retweet(author_id, original)
+        if retweet is None or retweet.deleted:
+            retweet = await self._new_retweet(author_id, original, again=retweet is not None)
         self._on_write()
         message = core.to_message(retweet)
         await self._show_author(message)
         return tweet_pb2.RetweetResponse(tweet=message, read_your_write_token=str(retweet.tweet_id))
 
-    async def _new_retweet(self, author_id: int, original: StoredTweet) -> StoredTweet:
-        slow = await self._is_hot(original)
+    async def _new_retweet(self, author_id: int, original: StoredTweet, *, again: bool) -> StoredTweet:
+        # Who took one back and makes another may wait, and doesn't count: else one account could make any tweet hot.
+        slow = again or await self._is_hot(original)
         retweet = StoredTweet(
             tweet_id=self._snowflakes.next_id(),
             author_id=author_id,

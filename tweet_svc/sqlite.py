@@ -161,7 +161,10 @@ class SqliteTweetStore(SqliteWorkerLeases):
 
     async def retweet_of(self, author_id: int, original_id: int) -> StoredTweet | None:
         """See the port."""
-        return await self._database.read(lambda connection: _retweet_of(connection, author_id, original_id))
+        return await self._database.read(
+            lambda connection: _retweet_of(connection, author_id, original_id)
+            or _retweet_of(connection, author_id, original_id, deleted=True)
+        )
 
     async def undo_retweet(self, author_id: int, original_id: int) -> Change | None:
         """See the port."""
@@ -437,7 +440,8 @@ def _changed(connection: sqlite3.Connection, before: StoredTweet, kind: EventKin
     after = _tweet(connection, before.tweet_id)
     assert after is not None
     assert after.version == before.version + 1
-    _put_outbox(connection, after, kind, after.version, slow=False)
+    # The cache is told inline; that a storm of retweets is taken back may wait as the storm did.
+    _put_outbox(connection, after, kind, after.version, slow=bool(after.retweeted_tweet_id))
     return Change(after, changed=True)
 
 

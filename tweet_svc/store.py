@@ -120,7 +120,7 @@ class TweetStore(WorkerLeases, Protocol):
         ...
 
     async def retweet_of(self, author_id: int, original_id: int) -> StoredTweet | None:
-        """The author's retweet of the original, unless it was deleted."""
+        """The author's retweet of the original; without one, the one deleted last, if there was one."""
         ...
 
     async def undo_retweet(self, author_id: int, original_id: int) -> Change | None:

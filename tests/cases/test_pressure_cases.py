@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from graph_svc.pressure import Pressure
 from mesh.eventlog.topics import FANOUT_TASKS, FANOUT_TASKS_SLOW
 from mesh.principals import OPERATOR
 from mesh.timelines import port as lists
@@ -175,3 +176,19 @@ async def test_big_authors_tasks_that_wait_are_lag_but_drains_that_wait_are_not(
     await mesh.settle()
     assert await mode_of(mesh, author) == "PUSH"
     assert await mesh.walk(reader, 3) == await mesh.raw_list(lists.home(reader)) == posted
+
+
+async def test_a_graph_svc_that_starts_in_a_burst_pushes_nobody_again(mesh: Mesh) -> None:
+    (busy,), (reader, *_) = await authors_with_four_followers(mesh, 1)
+    posted = await posts(mesh, busy, 2)
+    await mesh.deliver_all()
+    await lag_is(mesh, 9.0, 21)
+    assert await mode_of(mesh, busy) == "PULL"
+    mesh.mover.pressure = Pressure()  # What a process that starts knows.
+    await lag_is(mesh, 9.0, 8)
+    assert await mode_of(mesh, busy) == "PULL"
+    await lag_is(mesh, 0.0, 130)
+    assert (await mode_of(mesh, busy), await pressure(mesh)) == ("DRAIN", (False, 8, 0))
+    await mesh.settle()
+    assert await mode_of(mesh, busy) == "PUSH"
+    assert await mesh.raw_list(lists.home(reader)) == await mesh.walk(reader) == posted

@@ -5,13 +5,18 @@ import dataclasses
 import random
 import re
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 import grpc
 import pytest
 
+import fanout_svc.service
+import timeline_svc.live
+import timeline_svc.reader
 import timeline_svc.service
+from fanout_svc.deliveries import Listener
+from mesh.errors import UnavailableError
 from mesh.ids import first_id_of
 from mesh.media import MediaUrls
 from mesh.timelines import port as lists
@@ -250,7 +255,7 @@ class Watching:
 @pytest.fixture
 async def live_mesh(valkey_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Mesh]:
     """A mesh whose deliveries are listened to."""
-    monkeypatch.setattr(timeline_svc.service, "_WATCH_SECONDS", 3.0)
+    monkeypatch.setattr(timeline_svc.service, "_WATCH_SECONDS", 30.0)
     monkeypatch.setattr(timeline_svc.service, "_HEARTBEAT_SECONDS", 0.5)
     async with running_mesh(valkey_url, tmp_path, f"live{random.random()}:", Sizes(pull_threshold=3)) as mesh:
         stopping = asyncio.Event()
@@ -289,8 +294,10 @@ async def test_what_is_delivered_is_told_to_those_who_watch_and_to_nobody_else(l
     assert follower.items == [old, new, after, last]
     assert stranger.items == []
     await eventually(lambda: "heartbeat" in stranger.kinds)
+    mesh.timeline_service.stopping.set()
     await asyncio.wait([follower.task, stranger.task], timeout=15)
-    assert follower.task.done(), "a watch ends, and is taken up again from the last id"
+    assert follower.task.done(), "a watch ends with the process, and is taken up again from the last id"
+    mesh.timeline_service.stopping.clear()
     again = Watching(mesh, f, newer_than=last)
     await eventually(lambda: set(again.items) >= {old, new, after})  # A minute below what is known.
     again.task.cancel()
@@ -313,6 +320,39 @@ async def test_pulled_authors_are_watched_too(live_mesh: Mesh) -> None:
     watch.task.cancel()
 
 
+async def test_a_watch_looks_again_where_a_list_was_read_before_its_newest_id(
+    live_mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = live_mesh
+    a, *fans = await people(mesh, 4)
+    for fan in fans:
+        await mesh.follow(fan, a)
+    await mesh.post(a)
+    await mesh.settle()
+    for _ in range(2):
+        await mesh.home(fans[1])
+        await mesh.settle()
+    watch = Watching(mesh, fans[0])
+    await eventually(lambda: watch.kinds == {"heartbeat"})
+    reader = mesh.timeline_service._reader
+    newer, found = reader.newer, list[Sequence[int]]()
+
+    async def noted(author_id: int, than_id: int) -> Sequence[int]:
+        found.append(await newer(author_id, than_id))
+        return found[-1]
+
+    monkeypatch.setattr(reader, "newer", noted)
+    mesh.clock.advance(600)
+    await reader.newer(a, 0)  # Somebody else has the list read, and copied.
+    new = (await mesh.post(a)).tweet_id
+    mesh.clock.advance(600)
+    await eventually(lambda: len(found) > 1)
+    assert found[1] == [], "the list's copy is older than the post"
+    mesh.clock.advance(600)
+    await eventually(lambda: watch.items == [new])
+    watch.task.cancel()
+
+
 async def test_a_watcher_who_is_too_slow_is_told_of_a_gap(live_mesh: Mesh) -> None:
     (f,) = await people(live_mesh, 1)
     with live_mesh.live.watch(f) as watch:
@@ -323,10 +363,86 @@ async def test_a_watcher_who_is_too_slow_is_told_of_a_gap(live_mesh: Mesh) -> No
 
 
 async def test_nobody_reads_anothers_home(mesh: Mesh) -> None:
-    """There is no field to ask for one: who reads is who the token says."""
-    fields = {*timeline_pb2.ListHomeTimelineRequest.DESCRIPTOR.fields_by_name}
-    fields |= {*timeline_pb2.WatchHomeTimelineRequest.DESCRIPTOR.fields_by_name}
-    assert not any("user" in name or "viewer" in name for name in fields)
+    """There is no field to ask for one: who reads is who the token says; and a page token is its reader's only."""
+    a, b = await people(mesh, 2)
+    await mesh.follow(a, b)
+    for number in range(3):
+        await mesh.post(b, f"{number}")
+    await mesh.settle()
+    token = (await mesh.home(a, 1)).next_page_token
+    assert token
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await mesh.home(b, 1, token)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await mesh.timeline.ListHomeTimeline(timeline_pb2.ListHomeTimelineRequest(), timeout=5)
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_whoever_blocks_stays_known_however_many_others_are_looked_up(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline_svc.reader, "_BLOCKERS_MAX", 1)
+    f, b, x, *strangers = await people(mesh, 8)
+    await mesh.follow(f, b)
+    await mesh.block(x, f)
+    await mesh.retweet(b, (await mesh.post(x, "secret")).tweet_id)
+    shown = [(await mesh.retweet(b, (await mesh.post(s)).tweet_id)).tweet_id for s in strangers]
+    await mesh.settle()
+    for size in (1, 3, 20):
+        assert await mesh.walk(f, size) == shown[::-1]
+
+
+async def test_a_moment_without_graph_svc_is_a_gap_for_those_who_watch(
+    live_mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = live_mesh
+    a, f = await people(mesh, 2)
+    await mesh.follow(f, a)
+    await mesh.settle()
+    watch = Watching(mesh, f)
+    await eventually(lambda: mesh.deliveries._listeners and f in mesh.deliveries._listeners[-1]._viewers)
+
+    async def away(*_: object) -> None:
+        raise UnavailableError("away", reason="AWAY")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mesh.timeline_service._reader, "items", away)
+        await mesh.post(a)
+        await mesh.deliver_all()
+        await eventually(lambda: "gap" in watch.kinds)
+    watch.task.cancel()
+
+
+async def test_streams_of_deliveries_leave_nothing_behind(live_mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fanout_svc.service, "_STREAM_SECONDS", 0.3)
+    monkeypatch.setattr(timeline_svc.live, "_TAKE_OVER_SECONDS", 0.2)
+    (f,) = await people(live_mesh, 1)
+    opened: list[object] = []
+    listening = live_mesh.deliveries.listening
+
+    def counted() -> AbstractContextManager[Listener]:
+        opened.append(None)
+        return listening()
+
+    monkeypatch.setattr(live_mesh.deliveries, "listening", counted)
+    with live_mesh.live.watch(f):
+        await eventually(lambda: len(opened) > 10, 30)
+    before = len(asyncio.all_tasks())
+    await eventually(lambda: len(opened) > 30, 30)
+    assert len(asyncio.all_tasks()) < before + 10
+    assert len(live_mesh.live._tellings) <= 3
+
+
+async def test_watches_leave_room_for_reads_and_for_others(mesh: Mesh) -> None:
+    f, other = await people(mesh, 2)
+    watches = [Watching(mesh, f) for _ in range(5)]
+    await eventually(lambda: not mesh.live.has_room(f))
+    assert mesh.live.has_room(other)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        async for _ in mesh.timeline.WatchHomeTimeline(timeline_pb2.WatchHomeTimelineRequest(), **mesh.as_(f)):
+            pass
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    for watch in watches:
+        watch.task.cancel()
+    await eventually(lambda: mesh.live.has_room(f))

@@ -198,7 +198,7 @@ async def test_a_retweet_that_was_undone_may_be_made_again(tweet_store: TweetSto
         undone = replace(retweet(tweet_id, 5), version=2, deleted=True)
         assert await tweet_store.undo_retweet(1, 5) == Change(undone, changed=True)
         assert await tweet_store.undo_retweet(1, 5) == Change(undone, changed=False)
-        assert await tweet_store.retweet_of(1, 5) is None
+        assert await tweet_store.retweet_of(1, 5) == undone
     assert [kind for _, kind, _ in await events(tweet_store)] == [EventKind.CREATED, EventKind.DELETED] * 2
     await tweet_store.create_retweet(retweet(12, 5), 100)
     await tweet_store.delete_tweet(12, 1)

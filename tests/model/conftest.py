@@ -45,6 +45,7 @@ def small_constants(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline_svc.core, "RETWEETS_REMEMBERED", 2)
     monkeypatch.setattr(tests.model.reference, "RETWEETS_REMEMBERED", 2)
     monkeypatch.setattr(timeline_svc.reader, "_READ_AHEAD", 1)
+    monkeypatch.setattr(timeline_svc.reader, "_BLOCKERS_MAX", 1)
     monkeypatch.setattr(timeline_svc.sources, "_STORE_FIRST", 2)
     monkeypatch.setattr(timeline_svc.sources, "_STORE_MOST", 4)
     monkeypatch.setattr(timeline_svc.sources, "_OPENED_AT_ONCE", 1)

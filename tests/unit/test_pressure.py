@@ -188,7 +188,7 @@ def test_a_load_that_stays_moves_its_author_ever_more_rarely() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slow", "draining", "expected"), [(False, False, 3.0), (False, True, 3.0), (True, True, 3.0), (True, False, 7.0)]
+    ("slow", "draining", "expected"), [(False, False, 3.0), (False, True, 3.0), (True, True, 5.0), (True, False, 7.0)]
 )
 def test_the_slow_topics_lag_counts_while_big_authors_tasks_are_in_it_and_no_drains(
     slow: bool, draining: bool, expected: float

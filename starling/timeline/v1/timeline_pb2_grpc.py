@@ -84,7 +84,8 @@ class TimelineServiceServicer:
     def WatchHomeTimeline(self, request, context):
         """What comes to the calling user's home timeline, as it comes: best effort, each item at most once in a stream.
         Items may be missing and out of order: a catch-up is exact. The server ends it after a while; call again with
-        the greatest id that was seen.
+        the greatest id that was seen. It begins with what has come since that, oldest first.
+        Errors: RESOURCE_EXHAUSTED (WATCHES_FULL) with a RetryInfo when too many watch, or this user more than 5 times.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

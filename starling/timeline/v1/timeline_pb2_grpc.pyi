@@ -48,7 +48,8 @@ class TimelineServiceStub:
     WatchHomeTimeline: _grpc.UnaryStreamMultiCallable[_timeline_pb2.WatchHomeTimelineRequest, _timeline_pb2.WatchHomeTimelineResponse]
     """What comes to the calling user's home timeline, as it comes: best effort, each item at most once in a stream.
     Items may be missing and out of order: a catch-up is exact. The server ends it after a while; call again with
-    the greatest id that was seen.
+    the greatest id that was seen. It begins with what has come since that, oldest first.
+    Errors: RESOURCE_EXHAUSTED (WATCHES_FULL) with a RetryInfo when too many watch, or this user more than 5 times.
     """
 
 @_typing.type_check_only
@@ -71,7 +72,8 @@ class TimelineServiceAsyncStub(TimelineServiceStub):
     WatchHomeTimeline: _aio.UnaryStreamMultiCallable[_timeline_pb2.WatchHomeTimelineRequest, _timeline_pb2.WatchHomeTimelineResponse]  # type: ignore[assignment]
     """What comes to the calling user's home timeline, as it comes: best effort, each item at most once in a stream.
     Items may be missing and out of order: a catch-up is exact. The server ends it after a while; call again with
-    the greatest id that was seen.
+    the greatest id that was seen. It begins with what has come since that, oldest first.
+    Errors: RESOURCE_EXHAUSTED (WATCHES_FULL) with a RetryInfo when too many watch, or this user more than 5 times.
     """
 
 class TimelineServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -109,7 +111,8 @@ class TimelineServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_timeline_pb2.WatchHomeTimelineResponse], _abc.AsyncIterator[_timeline_pb2.WatchHomeTimelineResponse]]:
         """What comes to the calling user's home timeline, as it comes: best effort, each item at most once in a stream.
         Items may be missing and out of order: a catch-up is exact. The server ends it after a while; call again with
-        the greatest id that was seen.
+        the greatest id that was seen. It begins with what has come since that, oldest first.
+        Errors: RESOURCE_EXHAUSTED (WATCHES_FULL) with a RetryInfo when too many watch, or this user more than 5 times.
         """
 
 def add_TimelineServiceServicer_to_server(servicer: TimelineServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -184,7 +184,7 @@ class TweetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListTweetRevisions(self, request, context):
-        """What a tweet's text has been, newest first, with the present one. Errors: NOT_FOUND when it never existed or
+        """What a tweet's text has been, newest first, with the present one; as public as the tweet. Errors: NOT_FOUND when it never existed or
         is deleted: its revisions are erased with it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

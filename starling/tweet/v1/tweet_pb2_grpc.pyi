@@ -69,7 +69,7 @@ class TweetServiceStub:
     for CreateTweet where the text is at fault; INVALID_ARGUMENT for a retweet, which has no text.
     """
     ListTweetRevisions: _grpc.UnaryUnaryMultiCallable[_tweet_pb2.ListTweetRevisionsRequest, _tweet_pb2.ListTweetRevisionsResponse]
-    """What a tweet's text has been, newest first, with the present one. Errors: NOT_FOUND when it never existed or
+    """What a tweet's text has been, newest first, with the present one; as public as the tweet. Errors: NOT_FOUND when it never existed or
     is deleted: its revisions are erased with it.
     """
     Retweet: _grpc.UnaryUnaryMultiCallable[_tweet_pb2.RetweetRequest, _tweet_pb2.RetweetResponse]
@@ -129,7 +129,7 @@ class TweetServiceAsyncStub(TweetServiceStub):
     for CreateTweet where the text is at fault; INVALID_ARGUMENT for a retweet, which has no text.
     """
     ListTweetRevisions: _aio.UnaryUnaryMultiCallable[_tweet_pb2.ListTweetRevisionsRequest, _tweet_pb2.ListTweetRevisionsResponse]  # type: ignore[assignment]
-    """What a tweet's text has been, newest first, with the present one. Errors: NOT_FOUND when it never existed or
+    """What a tweet's text has been, newest first, with the present one; as public as the tweet. Errors: NOT_FOUND when it never existed or
     is deleted: its revisions are erased with it.
     """
     Retweet: _aio.UnaryUnaryMultiCallable[_tweet_pb2.RetweetRequest, _tweet_pb2.RetweetResponse]  # type: ignore[assignment]
@@ -240,7 +240,7 @@ class TweetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _tweet_pb2.ListTweetRevisionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_tweet_pb2.ListTweetRevisionsResponse, _abc.Awaitable[_tweet_pb2.ListTweetRevisionsResponse]]:
-        """What a tweet's text has been, newest first, with the present one. Errors: NOT_FOUND when it never existed or
+        """What a tweet's text has been, newest first, with the present one; as public as the tweet. Errors: NOT_FOUND when it never existed or
         is deleted: its revisions are erased with it.
         """
 
