@@ -11,7 +11,7 @@ MODEL_SECONDS ?= 1800
 BASE ?= $(shell git rev-parse --verify --quiet main | grep -v "^$$(git rev-parse HEAD)$$" || \
 	git rev-parse --verify --quiet HEAD~1 || git rev-parse HEAD)
 
-.PHONY: help setup run test test-long drill-big-author check format gen gen-check lock clean
+.PHONY: help setup run test test-long drill-big-author drill-lag drill-storm check format gen gen-check lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,12 @@ test-long: $(READY) ## Run the model test for MODEL_SECONDS (half an hour unless
 
 drill-big-author: $(READY) ## An author with 60,000 followers posts beside small ones; takes minutes
 	@$(BIN)/python -m drills.big_author
+
+drill-lag: $(READY) ## Big authors post more than fan-out can follow; takes minutes
+	@$(BIN)/python -m drills.lag
+
+drill-storm: $(READY) ## One tweet is retweeted 20,000 times in a minute; takes minutes
+	@$(BIN)/python -m drills.storm
 
 check: $(READY) gen-check ## Formatting, lint, types, protos, generated code
 	@$(BIN)/ruff format --check $(SOURCES)

@@ -26,14 +26,17 @@ class DrillError(Exception):
 
 class OwnMesh:
     """To be used as `with OwnMesh(name) as mesh`: when the block begins everything serves, when it ends nothing is left
-    but the log. Variables of the mesh are only those given here."""
+    but the log. Variables of the mesh are only those given here. `begins_with`: a data folder of a mesh that has ended.
+    """
 
-    def __init__(self, name: str, **environment: str) -> None:
+    def __init__(self, name: str, begins_with: Path | None = None, **environment: str) -> None:
         BUILD.mkdir(parents=True, exist_ok=True)
         self.log = BUILD / f"{name}.log"
         # One of its own for each run: two at once don't meet.
         self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=BUILD))
         self._data = DataFolder(self.folder / "data")
+        if begins_with:
+            shutil.copytree(begins_with, self._data.path)
         self._environment = environment
 
     def __enter__(self) -> "OwnMesh":
@@ -67,15 +70,24 @@ class OwnMesh:
     ) -> None:
         self.close()
 
-    def close(self) -> None:
-        """End every process, and remove the data."""
+    def stop(self) -> None:
+        """End every process."""
         self._launcher.terminate()
         try:
             self._launcher.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self._launcher.kill()  # On Linux its children die with it; elsewhere they would have to be ended by hand.
             self._launcher.wait(_STOP_SECONDS)
+
+    def close(self) -> None:
+        """End every process, and remove the data."""
+        self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def data(self) -> Path:
+        """The data folder, of which a client can be made in another process."""
+        return self._data.path
 
     @property
     def mesh(self) -> Mesh:

@@ -24,7 +24,7 @@ from starling.fanout.v1 import fanout_pb2_grpc
 
 _HANDS = ((topics.TWEET_FANOUT, IN_HAND_MAX), (topics.FANOUT_TASKS, 2), (topics.FANOUT_TASKS_SLOW, 2))
 """How many records of each topic a worker has in hand: few of those that are much work, or may wait, so that they don't
-delay the others."""
+delay the others. The last one also yields to those before it."""
 
 
 class FanoutConfig(Config):
@@ -54,8 +54,9 @@ class App:
         name = process_name()
         self._consumers = [self._consumer(name, topic) for topic, _ in _HANDS]
         timelines = valkey_timelines.ValkeyTimelines(self._valkey, clock)
-        self._workers = [
-            Worker(
+        self._workers: list[Worker] = []
+        for consumer, (topic, in_hand_max) in zip(self._consumers, _HANDS, strict=True):
+            worker = Worker(
                 consumer=consumer,
                 producer=valkey_streams.StreamsProducer(self._valkey, [topics.FANOUT_TASKS, topics.FANOUT_TASKS_SLOW]),
                 timelines=timelines,
@@ -65,9 +66,9 @@ class App:
                 figures=self._figures,
                 deliveries=self._deliveries,
                 in_hand_max=in_hand_max,
+                yields_to=tuple(self._workers) if topic is topics.FANOUT_TASKS_SLOW else (),
             )
-            for consumer, (_, in_hand_max) in zip(self._consumers, _HANDS, strict=True)
-        ]
+            self._workers.append(worker)
 
     def _consumer(self, name: str, topic: Topic) -> valkey_streams.StreamsConsumer:
         return valkey_streams.StreamsConsumer(

@@ -29,6 +29,10 @@ from starling.event.v1 import event_pb2
 log = logging.getLogger(__name__)
 
 IN_HAND_MAX = 32
+YIELD_SECONDS_MAX = 0.5
+"""So long, twice, what may wait waits for the others at most before each look at the log: it goes on, however busy they
+are."""
+_RECENT_SECONDS = 1.0
 _POLL_SECONDS = 0.5
 _RENEW_SECONDS = 3.0
 _BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -77,7 +81,12 @@ class Batch:
 
 
 class Worker:
-    """One member of the group. Memory is bounded: `in_hand_max` events, one chunk of followers each."""
+    """One member of the group. Memory is bounded: `in_hand_max` events, one chunk of followers each.
+
+    `yields_to`: workers of this process whose events can't wait. While they have any in hand, nothing new is taken, and
+    not before so much time has passed as their tweets need just now from post to list: when they need more, it is for
+    want of a core here or in a service on the way, and so of that of which this one must take less.
+    """
 
     def __init__(
         self,
@@ -91,6 +100,7 @@ class Worker:
         figures: Figures,
         deliveries: Deliveries | None = None,
         in_hand_max: int = IN_HAND_MAX,
+        yields_to: Sequence["Worker"] = (),
     ) -> None:
         self._consumer = consumer
         self._producer = producer
@@ -102,6 +112,11 @@ class Worker:
         self._deliveries = deliveries or Deliveries()
         self._in_hand_max = in_hand_max
         self._in_hand: dict[asyncio.Task[None], list[Record]] = {}
+        self._yields_to = yields_to
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._delay_seconds = 0.0
+        self._delivered_at = float("-inf")
 
     async def batches(self, records: Sequence[Record]) -> list[Batch]:
         """Records that are worked on together; those that can never succeed are buried. Raises UnavailableError."""
@@ -167,8 +182,10 @@ class Worker:
             if failpoints.ARMED:
                 failpoints.hit("between-batches")
             now = self._clock.now_ms()
-            for tweet_id in tweet_ids:
-                self._figures.delivered(len(keys), hit, max(0, now - time_ms_of(tweet_id)) / 1_000)
+            delays = [max(0, now - time_ms_of(tweet_id)) / 1_000 for tweet_id in tweet_ids]
+            for delay in delays:
+                self._figures.delivered(len(keys), hit, delay)
+            self._delay_seconds, self._delivered_at = max(delays), self._clock.monotonic()
 
     async def _split(self, author_id: int, tweet_ids: list[int], bucket_count: int, *, waits: bool) -> None:
         """The parent is acknowledged when its parts are in the log, which keeps them as it kept the parent."""
@@ -214,6 +231,7 @@ class Worker:
         room = self._in_hand_max - sum(len(records) for records in self._in_hand.values())
         if room <= 0:
             return False
+        await self._let_others_go_first()
         try:
             batches = await self.batches(await self._consumer.poll(room, _POLL_SECONDS))
         except UnavailableError as error:
@@ -224,11 +242,26 @@ class Worker:
         for batch in batches:
             task = asyncio.create_task(self._until_done(batch, stopping))
             self._in_hand[task] = batch.records
+            self._idle.clear()
             task.add_done_callback(self._done)
         return True
 
+    async def _let_others_go_first(self) -> None:
+        if self._yields_to:
+            await asyncio.sleep(min(YIELD_SECONDS_MAX, max(other._recent_delay() for other in self._yields_to)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(YIELD_SECONDS_MAX):
+                while busy := [other for other in self._yields_to if other._in_hand]:
+                    await busy[0]._idle.wait()
+
+    def _recent_delay(self) -> float:
+        """Seconds from post to list of the last tweet delivered; 0 when that was a while ago: nobody else posts."""
+        return self._delay_seconds if self._clock.monotonic() - self._delivered_at < _RECENT_SECONDS else 0.0
+
     def _done(self, task: asyncio.Task[None]) -> None:
         del self._in_hand[task]
+        if not self._in_hand:
+            self._idle.set()
         if not task.cancelled() and (error := task.exception()):
             # A fault of ours: the records stay unacknowledged and come again.
             log.error("a record failed", exc_info=error)

@@ -259,6 +259,7 @@ class SqliteGraphStore(SqliteWorkerLeases, SqliteAuthorModes):
         arguments = (key(user_id), *map(key, other_ids))
 
         def work(connection: sqlite3.Connection) -> tuple[list[int], list[int]]:
+            _require_users(connection, arguments[:1])
             blocked_by = connection.execute(
                 f"SELECT blocker_id FROM blocks WHERE blocked_id = ? AND blocker_id IN ({marks}) ORDER BY blocker_id",
                 arguments,

@@ -225,7 +225,7 @@ class GraphStore(WorkerLeases, AuthorModes, Protocol):
 
     async def check_blocks(self, user_id: int, other_ids: Sequence[int]) -> tuple[list[int], list[int]]:
         """Those of the others who block the user, and those whom the user blocks, each ascending, read afresh at one
-        moment. Nobody blocks unknown users."""
+        moment. Unknown others neither block nor are blocked. Raises NotFoundError for an unknown user."""
         ...
 
     async def followers(self, author_id: int, bucket: int, after_id: int, limit: int) -> list[int]:

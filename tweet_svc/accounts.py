@@ -43,8 +43,8 @@ class Accounts:
         return True
 
     async def any_block(self, user_id: int, other_ids: Sequence[int]) -> bool:
-        """Whether the user and any of the others (at least one) block each other, either way. Raises
-        UnavailableError."""
+        """Whether the user and any of the others (at least one) block each other, either way. Raises UnavailableError,
+        and NotFoundError for a user who isn't registered."""
         with translated("graph_svc"):
             reply = await self._stub.CheckBlocks(
                 graph_pb2.CheckBlocksRequest(user_id=user_id, other_ids=other_ids),

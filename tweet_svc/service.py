@@ -117,10 +117,9 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         return tweet_pb2.CreateTweetResponse(tweet=message, read_your_write_token=str(stored.tweet_id))
 
     async def _new_tweet(self, author_id: int, draft: core.Draft) -> StoredTweet:
-        await self._require_account(author_id)
         replied_to = await self._original(draft.in_reply_to_tweet_id) if draft.in_reply_to_tweet_id else None
         quoted = await self._original(draft.quoted_tweet_id) if draft.quoted_tweet_id else None
-        await self._require_no_block(author_id, [tweet.author_id for tweet in (replied_to, quoted) if tweet])
+        await self._require_access(author_id, [tweet.author_id for tweet in (replied_to, quoted) if tweet])
         return StoredTweet(
             tweet_id=self._snowflakes.next_id(),
             author_id=author_id,
@@ -139,9 +138,12 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
             if not await self._accounts.exists(author_id):
                 raise NotFoundError("No such user.", reason="USER_NOT_FOUND", user_id=str(author_id))
 
-    async def _require_no_block(self, user_id: int, author_ids: Sequence[int]) -> None:
+    async def _require_access(self, user_id: int, author_ids: Sequence[int]) -> None:
+        """The user is registered, and may do something with tweets of these."""
         others = sorted({*author_ids} - {user_id})
-        if others and await self._accounts.any_block(user_id, others):
+        if not others:
+            await self._require_account(user_id)
+        elif await self._accounts.any_block(user_id, others):
             raise PermissionDeniedError("You block its author, or its author blocks you.", reason="BLOCKED")
 
     async def _original(self, tweet_id: int) -> StoredTweet:
@@ -375,9 +377,8 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         """See the proto."""
         author_id = principals.current.get().user_id
         tweet_id = checks.required_id("tweet_id", request.tweet_id)
-        await self._require_account(author_id)
         original = await self._original(tweet_id)
-        await self._require_no_block(author_id, [original.author_id])
+        await self._require_access(author_id, [original.author_id])
         retweet = await self._store.retweet_of(author_id, original.tweet_id)
         if retweet is None or retweet.deleted:
             retweet = await self._new_retweet(author_id, original, again=retweet is not None)
@@ -426,9 +427,8 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         """See the proto."""
         user_id = principals.current.get().user_id
         tweet_id = checks.required_id("tweet_id", request.tweet_id)
-        await self._require_account(user_id)
         original = await self._original(tweet_id)
-        await self._require_no_block(user_id, [original.author_id])
+        await self._require_access(user_id, [original.author_id])
         changed = await self._store.like(user_id, original.tweet_id)
         if changed:
             await self._counting.add({original.tweet_id: Tally(likes=1)})

@@ -244,6 +244,7 @@ class GraphServiceServicer:
 
     def CheckBlocks(self, request, context):
         """Which of some users block a user, or are blocked; read afresh from the store; services only.
+        Errors: NOT_FOUND (USER_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

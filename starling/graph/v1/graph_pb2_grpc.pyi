@@ -73,7 +73,9 @@ class GraphServiceStub:
     ListMuted: _grpc.UnaryUnaryMultiCallable[_graph_pb2.ListMutedRequest, _graph_pb2.ListMutedResponse]
     """Whom the calling user mutes, in the order of their ids."""
     CheckBlocks: _grpc.UnaryUnaryMultiCallable[_graph_pb2.CheckBlocksRequest, _graph_pb2.CheckBlocksResponse]
-    """Which of some users block a user, or are blocked; read afresh from the store; services only."""
+    """Which of some users block a user, or are blocked; read afresh from the store; services only.
+    Errors: NOT_FOUND (USER_NOT_FOUND).
+    """
     ImportFollows: _grpc.StreamStreamMultiCallable[_graph_pb2.ImportFollowsRequest, _graph_pb2.ImportFollowsResponse]
     """Many follows at once, in any order; operators only (import of a graph). Each request is one
     transaction, answered by one response; a repeat changes nothing. An edge that Follow would refuse
@@ -152,7 +154,9 @@ class GraphServiceAsyncStub(GraphServiceStub):
     ListMuted: _aio.UnaryUnaryMultiCallable[_graph_pb2.ListMutedRequest, _graph_pb2.ListMutedResponse]  # type: ignore[assignment]
     """Whom the calling user mutes, in the order of their ids."""
     CheckBlocks: _aio.UnaryUnaryMultiCallable[_graph_pb2.CheckBlocksRequest, _graph_pb2.CheckBlocksResponse]  # type: ignore[assignment]
-    """Which of some users block a user, or are blocked; read afresh from the store; services only."""
+    """Which of some users block a user, or are blocked; read afresh from the store; services only.
+    Errors: NOT_FOUND (USER_NOT_FOUND).
+    """
     ImportFollows: _aio.StreamStreamMultiCallable[_graph_pb2.ImportFollowsRequest, _graph_pb2.ImportFollowsResponse]  # type: ignore[assignment]
     """Many follows at once, in any order; operators only (import of a graph). Each request is one
     transaction, answered by one response; a repeat changes nothing. An edge that Follow would refuse
@@ -300,7 +304,9 @@ class GraphServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _graph_pb2.CheckBlocksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_graph_pb2.CheckBlocksResponse, _abc.Awaitable[_graph_pb2.CheckBlocksResponse]]:
-        """Which of some users block a user, or are blocked; read afresh from the store; services only."""
+        """Which of some users block a user, or are blocked; read afresh from the store; services only.
+        Errors: NOT_FOUND (USER_NOT_FOUND).
+        """
 
     @_abc_1.abstractmethod
     def ImportFollows(
