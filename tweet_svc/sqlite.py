@@ -162,8 +162,10 @@ class SqliteTweetStore(SqliteWorkerLeases):
     async def retweet_of(self, author_id: int, original_id: int) -> StoredTweet | None:
         """See the port."""
         return await self._database.read(
-            lambda connection: _retweet_of(connection, author_id, original_id)
-            or _retweet_of(connection, author_id, original_id, deleted=True)
+            lambda connection: (
+                _retweet_of(connection, author_id, original_id)
+                or _retweet_of(connection, author_id, original_id, deleted=True)
+            )
         )
 
     async def undo_retweet(self, author_id: int, original_id: int) -> Change | None:

@@ -469,3 +469,13 @@ async def test_a_data_folder_from_before_retweets_goes_on(tmp_path: Path) -> Non
             (3, EventKind.DELETED, 2),
         ]
         await store.close()
+
+
+async def test_whoever_is_not_registered_does_nothing_with_tweets(mesh: Mesh) -> None:
+    (author,) = await people(mesh, 1)
+    tweet = await mesh.post(author)
+    for act in (mesh.retweet, mesh.like):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await act(12_345, tweet.tweet_id)
+        assert reason_of(refused.value) == "USER_NOT_FOUND"
+    assert await counts_of(mesh, author, tweet.tweet_id) == (0, 0, 0, 0)
