@@ -40,7 +40,7 @@ ACCOUNTS = 12_000
 BIG = dict.fromkeys(range(1, 13), 7_000) | dict.fromkeys(range(13, 37), 3_500)
 """Followers of the big authors: the first step of the threshold is below the first of them, the second below all."""
 SMALL = dict.fromkeys(range(101, 301), 20)
-BUCKET_SIZE = 1_000
+BUCKET_SIZE = 2_000
 THRESHOLD, THRESHOLD_MIN = 10_000, 2_500
 READERS = 3_000
 WALKS = 300

@@ -83,9 +83,9 @@ class Batch:
 class Worker:
     """One member of the group. Memory is bounded: `in_hand_max` events, one chunk of followers each.
 
-    `yields_to`: workers of this process whose events can't wait. While they have any in hand, nothing new is taken, and
-    not before so much time has passed as their tweets need just now from post to list: when they need more, it is for
-    want of a core here or in a service on the way, and so of that of which this one must take less.
+    `yields_to`: workers of this process whose events can't wait. While they have any in hand, nothing new is taken; and
+    when they had of late, this one rests as long as its last delivery took, which is longer when cores are short: their
+    next event would meet its work here, or in a service on the way. What is only skipped costs no rest.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class Worker:
         self._yields_to = yields_to
         self._idle = asyncio.Event()
         self._idle.set()
-        self._delay_seconds = 0.0
-        self._delivered_at = float("-inf")
+        self._rest_seconds = 0.0
+        self._done_at = float("-inf")
 
     async def batches(self, records: Sequence[Record]) -> list[Batch]:
         """Records that are worked on together; those that can never succeed are buried. Raises UnavailableError."""
@@ -150,6 +150,7 @@ class Worker:
 
     async def _act(self, batch: Batch) -> None:
         event, tweet_ids = batch.event, batch.tweet_ids
+        began = self._clock.monotonic()
         author = core.Author.of(await self._peers.mode(event.author_id)) if core.needs_author(event) else None
         action = core.plan(event, author)
         if action in {Action.INLINE, Action.SPLIT, Action.OWN}:
@@ -173,6 +174,7 @@ class Worker:
                 await self._bodies.put(await self._peers.bodies(tweet_ids))
             case Action.ERASE:
                 await self._bodies.put_deleted(event.deleted.tweet_id, event.deleted.version)
+        self._rest_seconds = 0.0 if action is Action.NOTHING else self._clock.monotonic() - began
 
     async def _deliver(self, author_id: int, bucket: int | None, tweet_ids: Sequence[int]) -> None:
         async for chunk in self._peers.followers(author_id, bucket):
@@ -182,10 +184,8 @@ class Worker:
             if failpoints.ARMED:
                 failpoints.hit("between-batches")
             now = self._clock.now_ms()
-            delays = [max(0, now - time_ms_of(tweet_id)) / 1_000 for tweet_id in tweet_ids]
-            for delay in delays:
-                self._figures.delivered(len(keys), hit, delay)
-            self._delay_seconds, self._delivered_at = max(delays), self._clock.monotonic()
+            for tweet_id in tweet_ids:
+                self._figures.delivered(len(keys), hit, max(0, now - time_ms_of(tweet_id)) / 1_000)
 
     async def _split(self, author_id: int, tweet_ids: list[int], bucket_count: int, *, waits: bool) -> None:
         """The parent is acknowledged when its parts are in the log, which keeps them as it kept the parent."""
@@ -247,19 +247,17 @@ class Worker:
         return True
 
     async def _let_others_go_first(self) -> None:
-        if self._yields_to:
-            await asyncio.sleep(min(YIELD_SECONDS_MAX, max(other._recent_delay() for other in self._yields_to)))
+        recent = self._clock.monotonic() - _RECENT_SECONDS
+        if any(other._in_hand or other._done_at > recent for other in self._yields_to):
+            await asyncio.sleep(min(YIELD_SECONDS_MAX, self._rest_seconds))
         with suppress(TimeoutError):
             async with asyncio.timeout(YIELD_SECONDS_MAX):
                 while busy := [other for other in self._yields_to if other._in_hand]:
                     await busy[0]._idle.wait()
 
-    def _recent_delay(self) -> float:
-        """Seconds from post to list of the last tweet delivered; 0 when that was a while ago: nobody else posts."""
-        return self._delay_seconds if self._clock.monotonic() - self._delivered_at < _RECENT_SECONDS else 0.0
-
     def _done(self, task: asyncio.Task[None]) -> None:
         del self._in_hand[task]
+        self._done_at = self._clock.monotonic()
         if not self._in_hand:
             self._idle.set()
         if not task.cancelled() and (error := task.exception()):

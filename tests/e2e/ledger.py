@@ -38,10 +38,11 @@ class Ledger:
         author = author or chance.choice(sorted(self.ids.values()))
         request_id = f"{chance.getrandbits(128):032x}"
         request_id = "-".join([request_id[:8], request_id[8:12], request_id[12:16], request_id[16:20], request_id[20:]])
+        text = f"post {len(self.posted)}"  # The same in each attempt, or the request id would be used for another.
         for _ in range(100):
             self.attempts += 1
             with suppress(grpc.aio.AioRpcError):
-                made = await self.client.post(author, f"post {len(self.posted)}", request_id=request_id)
+                made = await self.client.post(author, text, request_id=request_id)
                 assert self.posted.setdefault(made.tweet.tweet_id, author) == author
                 return
         raise AssertionError("a post isn't acknowledged after 100 attempts")
