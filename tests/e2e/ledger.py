@@ -87,6 +87,13 @@ class Ledger:
             walk = [item.tweet.tweet_id async for item in self.client.walk_home(user)]
             assert walk == self.home(user)
 
+    async def is_exact(self) -> bool:
+        """Whether every walk is, now."""
+        for user in self.ids.values():
+            if [item.tweet.tweet_id async for item in self.client.walk_home(user)] != self.home(user):
+                return False
+        return True
+
     async def drained(self) -> None:
         async def empty() -> bool:
             with suppress(grpc.aio.AioRpcError):
