@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 import jwt
+from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from launcher.data_folder import DataFolder
@@ -177,41 +178,34 @@ class Client:
             found.extend(reply.users)
         return found
 
+    async def _changes(self, user_id: int, call: Callable[..., Awaitable[Any]], request: Message) -> bool:
+        """As a user; whether it changed something."""
+        metadata = self.as_(principals.user(user_id))
+        return bool((await call(request, timeout=CALL_SECONDS, metadata=metadata)).changed)
+
     async def follow(self, follower_id: int, followee_id: int) -> bool:
         """False when it stood before."""
-        request = graph_pb2.FollowRequest(followee_id=followee_id)
-        metadata = self.as_(principals.user(follower_id))
-        return (await self.graph.Follow(request, timeout=CALL_SECONDS, metadata=metadata)).changed
+        return await self._changes(follower_id, self.graph.Follow, graph_pb2.FollowRequest(followee_id=followee_id))
 
     async def unfollow(self, follower_id: int, followee_id: int) -> bool:
         """False when there was none."""
-        request = graph_pb2.UnfollowRequest(followee_id=followee_id)
-        metadata = self.as_(principals.user(follower_id))
-        return (await self.graph.Unfollow(request, timeout=CALL_SECONDS, metadata=metadata)).changed
+        return await self._changes(follower_id, self.graph.Unfollow, graph_pb2.UnfollowRequest(followee_id=followee_id))
 
     async def block(self, blocker_id: int, blocked_id: int) -> bool:
         """False when it stood before."""
-        request = graph_pb2.BlockRequest(user_id=blocked_id)
-        metadata = self.as_(principals.user(blocker_id))
-        return (await self.graph.Block(request, timeout=CALL_SECONDS, metadata=metadata)).changed
+        return await self._changes(blocker_id, self.graph.Block, graph_pb2.BlockRequest(user_id=blocked_id))
 
     async def unblock(self, blocker_id: int, blocked_id: int) -> bool:
         """False when there was none."""
-        request = graph_pb2.UnblockRequest(user_id=blocked_id)
-        metadata = self.as_(principals.user(blocker_id))
-        return (await self.graph.Unblock(request, timeout=CALL_SECONDS, metadata=metadata)).changed
+        return await self._changes(blocker_id, self.graph.Unblock, graph_pb2.UnblockRequest(user_id=blocked_id))
 
     async def mute(self, muter_id: int, muted_id: int) -> bool:
         """False when it stood before."""
-        request = graph_pb2.MuteRequest(user_id=muted_id)
-        metadata = self.as_(principals.user(muter_id))
-        return (await self.graph.Mute(request, timeout=CALL_SECONDS, metadata=metadata)).changed
+        return await self._changes(muter_id, self.graph.Mute, graph_pb2.MuteRequest(user_id=muted_id))
 
     async def unmute(self, muter_id: int, muted_id: int) -> bool:
         """False when there was none."""
-        request = graph_pb2.UnmuteRequest(user_id=muted_id)
-        metadata = self.as_(principals.user(muter_id))
-        return (await self.graph.Unmute(request, timeout=CALL_SECONDS, metadata=metadata)).changed
+        return await self._changes(muter_id, self.graph.Unmute, graph_pb2.UnmuteRequest(user_id=muted_id))
 
     async def followers_page(self, user_id: int, limit: int = 0, page_token: str = "") -> tuple[list[int], str]:
         """Ascending ids, and the next page's token."""
@@ -273,21 +267,15 @@ class Client:
 
     async def undo_retweet(self, author_id: int, tweet_id: int) -> bool:
         """False when there was none."""
-        request = tweet_pb2.UndoRetweetRequest(tweet_id=tweet_id)
-        metadata = self.as_(principals.user(author_id))
-        return (await self.tweet.UndoRetweet(request, timeout=CALL_SECONDS, metadata=metadata)).changed
+        return await self._changes(author_id, self.tweet.UndoRetweet, tweet_pb2.UndoRetweetRequest(tweet_id=tweet_id))
 
     async def like(self, user_id: int, tweet_id: int) -> bool:
         """False when it stood before."""
-        request = tweet_pb2.LikeRequest(tweet_id=tweet_id)
-        metadata = self.as_(principals.user(user_id))
-        return (await self.tweet.Like(request, timeout=CALL_SECONDS, metadata=metadata)).changed
+        return await self._changes(user_id, self.tweet.Like, tweet_pb2.LikeRequest(tweet_id=tweet_id))
 
     async def unlike(self, user_id: int, tweet_id: int) -> bool:
         """False when there was none."""
-        request = tweet_pb2.UnlikeRequest(tweet_id=tweet_id)
-        metadata = self.as_(principals.user(user_id))
-        return (await self.tweet.Unlike(request, timeout=CALL_SECONDS, metadata=metadata)).changed
+        return await self._changes(user_id, self.tweet.Unlike, tweet_pb2.UnlikeRequest(tweet_id=tweet_id))
 
     async def profile_page(
         self, user_id: int, limit: int = 0, page_token: str = ""

@@ -5,14 +5,13 @@ delay until their tweets are in a follower's list is measured the same way. Afte
 sampled home timelines are walked. All of it is done twice, on the same accounts and follows, each time in a mesh of its
 own: as it is, and with the detector of hot tweets off.
 
-Asked: with the detector, ordinary tweets take at most twice as long as before, at the median and at the 95th
-percentile. Without it the figures are there to compare with, and only the walks must be right.
+Asked: all retweets within a minute; and with the detector, ordinary tweets take at most twice as long as before, at the
+median and at the 95th percentile. Without it the delays are there to compare with.
 
 Here the load is made on the machine that carries it, and takes its share of the cores; it gives way to the mesh (its
-priority is lower). Few people retweet at a time (`--at-once`), one after the other: where there are cores for it,
-they are as many in a minute as was asked; elsewhere they take longer, and the drill says so. With more of them at a
-time there is work for `tweet_svc` alone that wants more cores than there are, and everything takes longer, whatever
-waits: that is what to see with `--at-once 64`.
+priority is lower). With two cores taking in so many retweets wants more than there is. With fewer people who retweet at
+a time (`--at-once 2`) the storm takes longer, which isn't what was asked; but it shows what the slow lane is worth
+where cores aren't short.
 
 Exit status: 0 when everything asked for was reached, else 1. It takes some minutes. Pictures are in
 `build/drills/storm-*.svg`.
@@ -56,7 +55,7 @@ WALKS = 300
 DELAY_TIMES_MAX = 2.0
 FAMOUS = 0
 """Whose tweet it is: an account that nobody follows, so that everybody sees it by a retweet."""
-AT_ONCE = 2
+AT_ONCE = 64
 _NICE = 10
 _LOOK_SECONDS = 1.0
 _DRAIN_SECONDS_MAX = 900.0
@@ -200,6 +199,7 @@ def checks_of(findings: Findings) -> Checks:
         for name, share in (("median", 0.50), ("95th percentile", 0.95)):
             checks.at_most(f"ordinary delay, during / before, {name}", DELAY_TIMES_MAX, times(during, before, share))
     checks.equal("retweets", RETWEETERS, len(findings.retweeted_at))
+    checks.at_most("seconds from the first to the last", STORM_SECONDS, findings.storm_seconds)
     checks.equal("sampled home timelines that are exact", WALKS, findings.exact)
     return checks
 

@@ -28,6 +28,7 @@ class Listener:
         self._viewers.difference_update(removed)
         if len(self._viewers) + len(added) > VIEWERS_MAX:
             self._gap = True
+            self._wakened.set()
             return
         self._viewers.update(added)
 

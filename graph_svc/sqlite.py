@@ -7,6 +7,7 @@ filled one after the other, up to `bucket_size` rows, by the number of rows that
 import sqlite3
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from graph_svc.sqlite_modes import SCHEMA as MODES_SCHEMA
@@ -62,6 +63,21 @@ CREATE TABLE IF NOT EXISTS mutes (
     + MODES_SCHEMA
 )
 _USER = "user_id, handle, display_name, created_ms, follower_count, following_count"
+
+
+@dataclass(frozen=True, slots=True)
+class _Hiding:
+    """How blocks or mutes are kept."""
+
+    table: str
+    who: str
+    whom: str
+    most: int
+    limit_reached: str
+
+
+_BLOCKS = _Hiding("blocks", "blocker_id", "blocked_id", BLOCKS_MAX, "BLOCK_LIMIT_REACHED")
+_MUTES = _Hiding("mutes", "muter_id", "muted_id", MUTES_MAX, "MUTE_LIMIT_REACHED")
 
 
 class SqliteGraphStore(SqliteWorkerLeases, SqliteAuthorModes):
@@ -192,17 +208,10 @@ class SqliteGraphStore(SqliteWorkerLeases, SqliteAuthorModes):
         blocker, blocked = pair = key(blocker_id), key(blocked_id)
 
         def work(connection: sqlite3.Connection) -> bool:
-            _require_users(connection, pair)
-            if connection.execute("SELECT 1 FROM blocks WHERE blocker_id = ? AND blocked_id = ?", pair).fetchone():
+            if not _hide(connection, _BLOCKS, pair):
                 return False
-            (blocks,) = connection.execute("SELECT count(*) FROM blocks WHERE blocker_id = ?", pair[:1]).fetchone()
-            if blocks >= BLOCKS_MAX:
-                raise FailedPreconditionError(
-                    f"At most {BLOCKS_MAX:,} accounts can be blocked.", reason="BLOCK_LIMIT_REACHED"
-                )
             _end_follow(connection, blocker, blocked)
             _end_follow(connection, blocked, blocker)
-            connection.execute("INSERT INTO blocks VALUES (?, ?)", pair)
             _count_version(connection, pair)
             return True
 
@@ -211,30 +220,15 @@ class SqliteGraphStore(SqliteWorkerLeases, SqliteAuthorModes):
     async def unblock(self, blocker_id: int, blocked_id: int) -> bool:
         """See the port."""
         pair = (key(blocker_id), key(blocked_id))
-
-        def work(connection: sqlite3.Connection) -> bool:
-            _require_users(connection, pair)
-            ended = connection.execute("DELETE FROM blocks WHERE blocker_id = ? AND blocked_id = ?", pair)
-            if ended.rowcount:
-                _count_version(connection, pair)
-            return ended.rowcount > 0
-
-        return await self._database.write(work)
+        return await self._database.write(lambda connection: _show(connection, _BLOCKS, pair, of=pair))
 
     async def mute(self, muter_id: int, muted_id: int) -> bool:
         """See the port."""
         pair = (key(muter_id), key(muted_id))
 
         def work(connection: sqlite3.Connection) -> bool:
-            _require_users(connection, pair)
-            if connection.execute("SELECT 1 FROM mutes WHERE muter_id = ? AND muted_id = ?", pair).fetchone():
+            if not _hide(connection, _MUTES, pair):
                 return False
-            (mutes,) = connection.execute("SELECT count(*) FROM mutes WHERE muter_id = ?", pair[:1]).fetchone()
-            if mutes >= MUTES_MAX:
-                raise FailedPreconditionError(
-                    f"At most {MUTES_MAX:,} accounts can be muted.", reason="MUTE_LIMIT_REACHED"
-                )
-            connection.execute("INSERT INTO mutes VALUES (?, ?)", pair)
             _count_version(connection, pair[:1])
             return True
 
@@ -243,15 +237,7 @@ class SqliteGraphStore(SqliteWorkerLeases, SqliteAuthorModes):
     async def unmute(self, muter_id: int, muted_id: int) -> bool:
         """See the port."""
         pair = (key(muter_id), key(muted_id))
-
-        def work(connection: sqlite3.Connection) -> bool:
-            _require_users(connection, pair)
-            ended = connection.execute("DELETE FROM mutes WHERE muter_id = ? AND muted_id = ?", pair)
-            if ended.rowcount:
-                _count_version(connection, pair[:1])
-            return ended.rowcount > 0
-
-        return await self._database.write(work)
+        return await self._database.write(lambda connection: _show(connection, _MUTES, pair, of=pair[:1]))
 
     async def check_blocks(self, user_id: int, other_ids: Sequence[int]) -> tuple[list[int], list[int]]:
         """See the port."""
@@ -341,6 +327,28 @@ def _require_users(connection: sqlite3.Connection, user_ids: Sequence[int]) -> N
     for user_id in user_ids:
         if not connection.execute("SELECT 1 FROM users WHERE user_id = ?", (user_id,)).fetchone():
             raise NotFoundError("No such user.", reason="USER_NOT_FOUND", user_id=str(user_id))
+
+
+def _hide(connection: sqlite3.Connection, hiding: _Hiding, pair: tuple[int, int]) -> bool:
+    """Put a block or a mute; False, and no change, when it stands. The versions are the caller's."""
+    _require_users(connection, pair)
+    where = f"FROM {hiding.table} WHERE {hiding.who} = ?"
+    if connection.execute(f"SELECT 1 {where} AND {hiding.whom} = ?", pair).fetchone():
+        return False
+    (stand,) = connection.execute(f"SELECT count(*) {where}", pair[:1]).fetchone()
+    if stand >= hiding.most:
+        raise FailedPreconditionError(f"At most {hiding.most:,} accounts.", reason=hiding.limit_reached)
+    connection.execute(f"INSERT INTO {hiding.table} VALUES (?, ?)", pair)
+    return True
+
+
+def _show(connection: sqlite3.Connection, hiding: _Hiding, pair: tuple[int, int], of: Sequence[int]) -> bool:
+    """End a block or a mute, and count the versions `of` some; False, and no change, when there is none."""
+    _require_users(connection, pair)
+    ended = connection.execute(f"DELETE FROM {hiding.table} WHERE {hiding.who} = ? AND {hiding.whom} = ?", pair)
+    if ended.rowcount:
+        _count_version(connection, of)
+    return ended.rowcount > 0
 
 
 def _refuse_when_blocked(connection: sqlite3.Connection, user_id: int, other_id: int) -> None:

@@ -442,15 +442,16 @@ class Mesh:
     async def retweet(self, author_id: int, tweet_id: int) -> tweet_pb2.Tweet:
         return (await self.tweets.Retweet(tweet_pb2.RetweetRequest(tweet_id=tweet_id), **self.as_(author_id))).tweet
 
-    async def undo_retweet(self, author_id: int, tweet_id: int) -> None:
-        await self.tweets.UndoRetweet(tweet_pb2.UndoRetweetRequest(tweet_id=tweet_id), **self.as_(author_id))
+    async def undo_retweet(self, author_id: int, tweet_id: int) -> bool:
+        request = tweet_pb2.UndoRetweetRequest(tweet_id=tweet_id)
+        return (await self.tweets.UndoRetweet(request, **self.as_(author_id))).changed
 
-    async def edit(self, author_id: int, tweet_id: int, text: str) -> None:
-        tweet = tweet_pb2.Tweet(tweet_id=tweet_id, text=text)
-        await self.tweets.UpdateTweet(tweet_pb2.UpdateTweetRequest(tweet=tweet), **self.as_(author_id))
+    async def edit(self, author_id: int, tweet_id: int, text: str) -> tweet_pb2.Tweet:
+        request = tweet_pb2.UpdateTweetRequest(tweet=tweet_pb2.Tweet(tweet_id=tweet_id, text=text))
+        return (await self.tweets.UpdateTweet(request, **self.as_(author_id))).tweet
 
-    async def like(self, user_id: int, tweet_id: int) -> None:
-        await self.tweets.Like(tweet_pb2.LikeRequest(tweet_id=tweet_id), **self.as_(user_id))
+    async def like(self, user_id: int, tweet_id: int) -> bool:
+        return (await self.tweets.Like(tweet_pb2.LikeRequest(tweet_id=tweet_id), **self.as_(user_id))).changed
 
     async def unlike(self, user_id: int, tweet_id: int) -> None:
         await self.tweets.Unlike(tweet_pb2.UnlikeRequest(tweet_id=tweet_id), **self.as_(user_id))

@@ -11,6 +11,7 @@ import grpc
 
 from mesh import channels
 from mesh.channels import streaming, translated
+from mesh.errors import StarlingError
 from mesh.principals import Credentials
 from starling.fanout.v1 import fanout_pb2, fanout_pb2_grpc
 
@@ -148,7 +149,6 @@ class Live:
                     follows = not ended
                     self._missed()
                 if ended:
-                    log.debug("the deliveries of %s aren't followed: %s", address, stream.exception())
                     await asyncio.sleep(_RETRY_SECONDS)
         finally:
             for task in (before, stream):
@@ -162,10 +162,13 @@ class Live:
                 watch.miss()
 
     async def _stream(self, stub: "fanout_pb2_grpc.FanoutServiceAsyncStub") -> None:
+        """Follow one stream to its end, whatever that is."""
         telling = _Telling()
         self._tellings.add(telling)
         try:
             await self._listen(stub, telling)
+        except (StarlingError, grpc.aio.AioRpcError) as error:
+            log.debug("deliveries aren't followed: %s", error)
         finally:
             self._tellings.discard(telling)
             telling.over = True  # grpc.aio leaves the requests of a call that the server ended waiting for ever.

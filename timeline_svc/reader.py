@@ -228,8 +228,10 @@ class HomeReader:
         if unknown := viewer.unknown_blockers(user_ids):
             blockers = await self._graph.blockers(viewer.viewer_id, unknown)
             viewer.blockers.update({user_id: user_id in blockers for user_id in unknown})
-            if len(viewer.blockers) > _BLOCKERS_MAX:  # This read still needs them; later ones begin anew.
-                self._remember(replace(viewer, blockers={}), self._clock.monotonic())
+            known = self._contexts.get(viewer.viewer_id)
+            if len(viewer.blockers) > _BLOCKERS_MAX and known and known[0] is viewer:
+                # This read still needs them; later ones begin anew, with a context that is no younger.
+                self._contexts[viewer.viewer_id] = (replace(viewer, blockers={}), known[1])
 
     async def _dress(self, items: Sequence[Shown], viewer: ViewerContext) -> list[timeline_pb2.HomeTimelineItem]:
         """The items with all that a page shows of them."""

@@ -118,9 +118,9 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
     ) -> AsyncIterator[timeline_pb2.WatchHomeTimelineResponse]:
         """See the proto. What comes while the catch-up is read waits."""
         viewer_id = principals.current.get().user_id
-        if not self._live.has_room(viewer_id):
-            raise ResourceExhaustedError("Too many watch here.", retry_after_seconds=5.0, reason="WATCHES_FULL")
         await self._reader.items(viewer_id, ())  # Unknown users are told so.
+        if not self._live.has_room(viewer_id):  # Nothing is awaited until it is taken.
+            raise ResourceExhaustedError("Too many watch here.", retry_after_seconds=5.0, reason="WATCHES_FULL")
         sent = _Sent(request.newer_than_id)
         with self._live.watch(viewer_id) as watch:
             bounds = dict(await self._reader.pulled_bounds(viewer_id))

@@ -18,6 +18,7 @@ from mesh.principals import service
 from mesh.timelines import port as lists
 from starling.graph.v1 import graph_pb2_grpc
 from starling.tweet.v1 import tweet_pb2 as t
+from tests.cases.test_timeline_cases import people
 from tests.harness import Mesh
 from tests.waiting import eventually
 from tweet_svc.core import HOT_RETWEETS
@@ -27,23 +28,6 @@ from tweet_svc.store import EventKind, StoredTweet
 
 SERVICE = service("test")
 NOT_FOUND = grpc.StatusCode.NOT_FOUND
-
-
-async def people(mesh: Mesh, count: int) -> list[int]:
-    return [await mesh.create_user(f"person{n}") for n in range(count)]
-
-
-async def undo_retweet(mesh: Mesh, author: int, tweet_id: int) -> bool:
-    return (await mesh.tweets.UndoRetweet(t.UndoRetweetRequest(tweet_id=tweet_id), **mesh.as_(author))).changed
-
-
-async def edit(mesh: Mesh, author: int, tweet_id: int, text: str) -> t.Tweet:
-    request = t.UpdateTweetRequest(tweet=t.Tweet(tweet_id=tweet_id, text=text))
-    return (await mesh.tweets.UpdateTweet(request, **mesh.as_(author))).tweet
-
-
-async def like(mesh: Mesh, user: int, tweet_id: int) -> bool:
-    return (await mesh.tweets.Like(t.LikeRequest(tweet_id=tweet_id), **mesh.as_(user))).changed
 
 
 async def revisions(mesh: Mesh, reader: int, tweet_id: int, size: int = 20) -> list[tuple[int, str]]:
@@ -106,18 +90,18 @@ async def test_answers_and_quotes_of_a_retweet_are_of_its_original(mesh: Mesh) -
 async def test_a_retweet_is_undone_by_either_id_and_again(mesh: Mesh) -> None:
     author, retweeter, other = await people(mesh, 3)
     original = await mesh.post(author)
-    assert not await undo_retweet(mesh, retweeter, original.tweet_id)
+    assert not await mesh.undo_retweet(retweeter, original.tweet_id)
     for number, by_original in enumerate((True, False)):
         made = await mesh.retweet(retweeter, original.tweet_id)
         of_another = await mesh.retweet(other, made.tweet_id)
         undone = original if by_original else of_another
         if number:
             await mesh.delete(author, original.tweet_id)
-        assert await undo_retweet(mesh, retweeter, undone.tweet_id)
-        assert not await undo_retweet(mesh, retweeter, made.tweet_id)
+        assert await mesh.undo_retweet(retweeter, undone.tweet_id)
+        assert not await mesh.undo_retweet(retweeter, made.tweet_id)
         assert await mesh.profile(author, retweeter) == []
         assert await mesh.profile(author, other) == [of_another.tweet_id]
-    assert not await undo_retweet(mesh, retweeter, 1 << 61)
+    assert not await mesh.undo_retweet(retweeter, 1 << 61)
 
 
 async def test_an_undo_that_could_not_tell_the_cache_is_completed_by_its_retry(mesh: Mesh) -> None:
@@ -125,11 +109,11 @@ async def test_an_undo_that_could_not_tell_the_cache_is_completed_by_its_retry(m
     original = await mesh.post(author)
     made = await mesh.retweet(retweeter, original.tweet_id)
     mesh.valkey.down = True
-    assert (await refused(undo_retweet(mesh, retweeter, original.tweet_id)))[0] is grpc.StatusCode.UNAVAILABLE
+    assert (await refused(mesh.undo_retweet(retweeter, original.tweet_id)))[0] is grpc.StatusCode.UNAVAILABLE
     mesh.valkey.down = False
     key = f"{mesh.valkey.key_prefix}tweet:{made.tweet_id}"
     assert not (await mesh.valkey.call("GET", key)).endswith(b"2:")
-    assert not await undo_retweet(mesh, retweeter, original.tweet_id)
+    assert not await mesh.undo_retweet(retweeter, original.tweet_id)
     assert await mesh.valkey.call("GET", key) == b"2:"
 
 
@@ -198,7 +182,7 @@ async def test_an_edit_is_seen_by_the_next_reader_and_its_texts_are_kept(mesh: M
     await mesh.home(reader)
     mesh.clock.advance(1_000)
     for text in ("two @bob", "three", "three"):
-        edited = await edit(mesh, author, tweet.tweet_id, text)
+        edited = await mesh.edit(author, tweet.tweet_id, text)
         assert (edited.text, edited.tweet_id, list(edited.media_ids)) == (text, tweet.tweet_id, ["m"])
         assert (await hydrated(mesh, tweet.tweet_id)).text == text
         assert [item.tweet.text for item in (await mesh.home(reader)).items] == [text]
@@ -216,7 +200,7 @@ async def test_an_edit_that_a_restarted_cache_lost_is_mended_by_its_event(mesh: 
     tweet = await mesh.post(author, "old")
     key = f"{mesh.valkey.key_prefix}tweet:{tweet.tweet_id}"
     before = await mesh.valkey.call("GET", key)
-    await edit(mesh, author, tweet.tweet_id, "new")
+    await mesh.edit(author, tweet.tweet_id, "new")
     await mesh.valkey.call("SET", key, before)
     await mesh.deliver_all()
     assert (await mesh.valkey.call("GET", key)).startswith(b"2:")
@@ -227,9 +211,9 @@ async def test_an_edit_that_could_not_tell_the_cache_is_completed_by_its_retry(m
     (author,) = await people(mesh, 1)
     tweet = await mesh.post(author, "old")
     mesh.valkey.down = True
-    assert (await refused(edit(mesh, author, tweet.tweet_id, "new")))[0] is grpc.StatusCode.UNAVAILABLE
+    assert (await refused(mesh.edit(author, tweet.tweet_id, "new")))[0] is grpc.StatusCode.UNAVAILABLE
     mesh.valkey.down = False
-    assert (await edit(mesh, author, tweet.tweet_id, "new")).version == 2
+    assert (await mesh.edit(author, tweet.tweet_id, "new")).version == 2
     assert [item.tweet.text for item in (await mesh.home(author)).items] == ["new"]
 
 
@@ -238,11 +222,11 @@ async def test_a_retweet_and_anothers_tweet_are_not_edited(mesh: Mesh) -> None:
     tweet = await mesh.post(author)
     made = await mesh.retweet(other, tweet.tweet_id)
     invalid, denied = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.PERMISSION_DENIED
-    assert await refused(edit(mesh, other, made.tweet_id, "text")) == (invalid, "IS_A_RETWEET")
-    assert await refused(edit(mesh, other, tweet.tweet_id, "text")) == (denied, "NOT_THE_AUTHOR")
+    assert await refused(mesh.edit(other, made.tweet_id, "text")) == (invalid, "IS_A_RETWEET")
+    assert await refused(mesh.edit(other, tweet.tweet_id, "text")) == (denied, "NOT_THE_AUTHOR")
     await mesh.delete(author, tweet.tweet_id)
     for who in (author, other):
-        assert await refused(edit(mesh, who, tweet.tweet_id, "text")) == (NOT_FOUND, "TWEET_NOT_FOUND")
+        assert await refused(mesh.edit(who, tweet.tweet_id, "text")) == (NOT_FOUND, "TWEET_NOT_FOUND")
 
 
 async def counts_of(mesh: Mesh, reader: int, tweet_id: int) -> tuple[int, int, int, int]:
@@ -274,8 +258,8 @@ async def test_what_is_done_with_a_tweet_is_counted_and_uncounted(mesh: Mesh) ->
     assert await counts_of(mesh, author, tweet.tweet_id) == (0, 0, 0, 0)
     made = [await mesh.retweet(other, tweet.tweet_id) for other in others]
     for other in others:
-        assert await like(mesh, other, made[0].tweet_id)
-        assert not await like(mesh, other, tweet.tweet_id)
+        assert await mesh.like(other, made[0].tweet_id)
+        assert not await mesh.like(other, tweet.tweet_id)
     both = await mesh.post(author, in_reply_to_tweet_id=tweet.tweet_id, quoted_tweet_id=made[1].tweet_id)
     assert await counts_of(mesh, author, tweet.tweet_id) == (3, 3, 1, 1)
     await flush_all(mesh)
@@ -283,7 +267,7 @@ async def test_what_is_done_with_a_tweet_is_counted_and_uncounted(mesh: Mesh) ->
     await mesh.retweet(others[0], tweet.tweet_id)
     assert await counts_of(mesh, author, tweet.tweet_id) == (3, 3, 1, 1)
     for _ in range(2):
-        await undo_retweet(mesh, others[0], tweet.tweet_id)
+        await mesh.undo_retweet(others[0], tweet.tweet_id)
         await mesh.unlike(others[1], made[1].tweet_id)
         await mesh.delete(others[2], made[2].tweet_id)
         await mesh.delete(author, both.tweet_id)
@@ -298,14 +282,14 @@ async def test_counts_come_with_every_read_and_into_no_cached_body(mesh: Mesh) -
     author, other = await people(mesh, 2)
     tweet = await mesh.post(author)
     made = await mesh.retweet(other, tweet.tweet_id)
-    await like(mesh, other, tweet.tweet_id)
+    await mesh.like(other, tweet.tweet_id)
     batch = await mesh.tweets.BatchGetTweets(t.BatchGetTweetsRequest(tweet_ids=[made.tweet_id]), **mesh.as_(author))
     (page,) = await mesh.profile_pages(author, other)
     (own,) = await mesh.profile_pages(author, author)
     shown = (batch.references[0].tweet, page.references[0].tweet, own.tweets[0], await hydrated(mesh, tweet.tweet_id))
     assert [(seen.counts.likes, seen.counts.retweets) for seen in shown] == [(1, 1)] * 4
     assert not batch.tweets[0].HasField("counts"), "a retweet has none"
-    await edit(mesh, author, tweet.tweet_id, "edited")
+    await mesh.edit(author, tweet.tweet_id, "edited")
     await mesh.deliver_all()
     await hydrated(mesh, tweet.tweet_id)
     (body,) = (await Bodies(mesh.valkey).get([tweet.tweet_id])).values()
@@ -323,7 +307,7 @@ async def test_counts_are_exact_once_when_the_flusher_dies_half_way(
         raise asyncio.CancelledError
 
     for number, (owner, step) in enumerate(((mesh.tweet_store, "add_counts"), (mesh.counting._counts, "finish"))):
-        await like(mesh, others[number], tweet.tweet_id)
+        await mesh.like(others[number], tweet.tweet_id)
         with monkeypatch.context() as dying:
             dying.setattr(owner, step, die)
             with pytest.raises(asyncio.CancelledError):
@@ -340,9 +324,9 @@ async def test_counts_are_exact_once_when_the_flusher_dies_half_way(
 async def test_a_like_while_valkey_is_away_is_counted_later(mesh: Mesh) -> None:
     author, other, third = await people(mesh, 3)
     tweet = await mesh.post(author)
-    await like(mesh, other, tweet.tweet_id)
+    await mesh.like(other, tweet.tweet_id)
     mesh.valkey.down = True
-    assert await like(mesh, third, tweet.tweet_id)
+    assert await mesh.like(third, tweet.tweet_id)
     got = await mesh.tweets.GetTweet(t.GetTweetRequest(tweet_id=tweet.tweet_id), **mesh.as_(author))
     assert not got.tweet.HasField("counts")
     assert await mesh.engagements(third, [tweet.tweet_id]) == ([tweet.tweet_id], [])
@@ -354,9 +338,9 @@ async def test_a_like_while_valkey_is_away_is_counted_later(mesh: Mesh) -> None:
 async def test_who_blocks_or_is_blocked_may_not_like(mesh: Mesh) -> None:
     author, other = await people(mesh, 2)
     tweet = await mesh.post(author)
-    await like(mesh, other, tweet.tweet_id)
+    await mesh.like(other, tweet.tweet_id)
     await mesh.block(author, other)
-    assert await refused(like(mesh, other, tweet.tweet_id)) == (grpc.StatusCode.PERMISSION_DENIED, "BLOCKED")
+    assert await refused(mesh.like(other, tweet.tweet_id)) == (grpc.StatusCode.PERMISSION_DENIED, "BLOCKED")
     await mesh.unlike(other, tweet.tweet_id)
     assert await mesh.engagements(other, [tweet.tweet_id]) == ([], [])
 
@@ -386,6 +370,18 @@ async def test_retweets_of_a_hot_tweet_go_the_slow_way_and_arrive(mesh: Mesh) ->
     await mesh.settle()
     listed = await mesh.raw_list(lists.home(follower)) or []
     assert {*slow, ordinary.tweet_id} <= set(listed)
+
+
+async def test_nobody_heats_a_tweet_alone(mesh: Mesh) -> None:
+    author, other, third = await people(mesh, 3)
+    tweet = await mesh.post(author)
+    for _ in range(HOT_RETWEETS + 5):
+        again = await mesh.retweet(other, tweet.tweet_id)
+        await mesh.undo_retweet(other, tweet.tweet_id)
+    theirs = await mesh.retweet(third, tweet.tweet_id)
+    ordinary = {row.tweet_id for row in await mesh.tweet_store.unpublished(100)}
+    assert theirs.tweet_id in ordinary
+    assert again.tweet_id not in ordinary, "who retweets again may wait"
 
 
 async def test_a_tweet_cools_down(mesh: Mesh) -> None:

@@ -95,7 +95,7 @@ class HomeTimelineMachine(RuleBasedStateMachine):
         self.slow_posts: list[asyncio.Task[None]] = []
         self.glimpses: dict[int, set[int]] = {}
         self.held: list[Record] = []
-        self.to_try_again: list[Callable[[], Awaitable[None]]] = []
+        self.to_try_again: list[Callable[[], Awaitable[object]]] = []
         self.folder = Path(tempfile.mkdtemp(prefix="starling-model-"))
         self.stack = AsyncExitStack()
         self.mesh: Mesh = self.run(self._start())
@@ -349,7 +349,7 @@ class HomeTimelineMachine(RuleBasedStateMachine):
         self._tell_readers(lambda: self.mesh.delete(author, tweet_id))
         self.model.tweets[tweet_id].deleted = True
 
-    def _tell_readers(self, change: Callable[[], Awaitable[None]]) -> None:
+    def _tell_readers(self, change: Callable[[], Awaitable[object]]) -> None:
         """A change that counts from the next read on is acknowledged only when readers' caches know of it; else its
         client is told to try again."""
         try:

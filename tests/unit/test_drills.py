@@ -2,6 +2,7 @@
 
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,13 @@ def test_the_story_of_a_burst_is_told_by_its_steps() -> None:
     assert looks[0].lag == 2.5
     with pytest.raises(DrillError, match="fan-out followed"):
         lag.first(looks, lambda one: one.lag > 60)
+
+
+def test_a_storm_that_takes_longer_than_a_minute_is_not_the_one_that_was_asked_for() -> None:
+    calm = storm.Findings(True, before={1: 0.010}, during={2: 0.010}, exact=storm.WALKS)
+    minute = list(range(0, 60_000, 3))
+    assert storm.checks_of(replace(calm, retweeted_at=minute)).hold
+    assert not storm.checks_of(replace(calm, retweeted_at=[*minute[:-1], 60_001])).hold
 
 
 @pytest.mark.parametrize(
