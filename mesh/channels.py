@@ -18,7 +18,8 @@ _TRANSIENT = {
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.CANCELLED,
 }
-# Only UNAVAILABLE is tried again: the server didn't take the call, or it may be repeated safely. Four attempts
+# What is tried again: UNAVAILABLE, since the server didn't take the call, or it may be repeated safely; and CANCELLED,
+# which gRPC's core says for it of calls that a stopping server hadn't looked at yet (grpc/grpc#41785). Four attempts
 # within about a second bridge a restart behind a balancer; longer outages are the caller's to decide about.
 _SERVICE_CONFIG = {
     "loadBalancingConfig": [{"round_robin": {}}],
@@ -32,7 +33,7 @@ _SERVICE_CONFIG = {
                 "initialBackoff": "0.1s",
                 "maxBackoff": "1s",
                 "backoffMultiplier": 2,
-                "retryableStatusCodes": ["UNAVAILABLE"],
+                "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
             },
         },
     ],

@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a bound."""
+"""Waiting for a condition, with a bound; and what makes others wait."""
 
 import asyncio
 import inspect
@@ -19,3 +19,14 @@ async def eventually(condition: Callable[[], object | Awaitable[object]], second
             return
         assert time.monotonic() < end, f"not within {seconds} s"
         await asyncio.sleep(_INTERVAL_SECONDS)
+
+
+async def turns(count: int) -> None:
+    """Let the event loop do what is ready, so many times."""
+    for _ in range(count):
+        await asyncio.sleep(0.0)
+
+
+def keep_busy(seconds: float) -> None:
+    """Hold the event loop, as long work in between would."""
+    time.sleep(seconds)

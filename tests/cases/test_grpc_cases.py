@@ -1,4 +1,4 @@
-"""What goes wrong between gRPC clients and servers (G2, G4, X4), between real ones."""
+"""What goes wrong between gRPC clients and servers (G1, G2, G4, X4), between real ones."""
 
 import asyncio
 import resource
@@ -13,14 +13,14 @@ import pytest
 from fanout_svc.deliveries import Deliveries
 from fanout_svc.service import FanoutService
 from fanout_svc.worker import Figures
-from mesh import deadlines, principals
+from mesh import channels, deadlines, principals
 from mesh.channels import streaming
 from mesh.principals import service
 from mesh.server import ANYONE, Gate, server_options
 from starling.fanout.v1 import fanout_pb2, fanout_pb2_grpc
 from starling.graph.v1 import graph_pb2
 from tests.harness import SECRET, Mesh
-from tests.waiting import eventually
+from tests.waiting import eventually, keep_busy, turns
 from tweet_svc.store import StoredTweet
 
 CALL_SECONDS = 8.0
@@ -29,25 +29,50 @@ CALL_SECONDS = 8.0
 class Slow(FanoutService):
     """Takes its time."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         super().__init__([], Figures(), Deliveries())
+        self._seconds = seconds
 
     async def GetFanoutStatus(self, request: Any, context: Any) -> Any:
-        await asyncio.wait([asyncio.create_task(asyncio.Event().wait())], timeout=CALL_SECONDS)
+        await asyncio.wait([asyncio.create_task(asyncio.Event().wait())], timeout=self._seconds)
         return fanout_pb2.GetFanoutStatusResponse()
+
+
+async def serve(address: str, seconds: float) -> tuple[grpc.aio.Server, int]:
+    """A server whose answers take so long, and its port."""
+    gate = Gate(principals.Verifier(SECRET), {"/starling.fanout.v1.FanoutService/GetFanoutStatus": ANYONE})
+    server = grpc.aio.server(interceptors=[gate], options=server_options(60.0, 1.0, 1 << 20))
+    fanout_pb2_grpc.add_FanoutServiceServicer_to_server(Slow(seconds), server)
+    port = server.add_insecure_port(address)
+    await server.start()
+    return server, port
 
 
 @pytest.fixture
 async def slow_target() -> AsyncIterator[str]:
+    server, port = await serve("127.0.0.1:0", CALL_SECONDS)
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+async def test_g1_calls_that_a_busy_server_has_not_looked_at_when_it_stops_are_done_by_the_next() -> None:
+    metadata = principals.Credentials(SECRET, principals.OPERATOR).metadata()
     async with AsyncExitStack() as stack:
-        allowed = {"/starling.fanout.v1.FanoutService/GetFanoutStatus": ANYONE}
-        gate = Gate(principals.Verifier(SECRET), allowed)
-        server = grpc.aio.server(interceptors=[gate], options=server_options(60.0, 1.0, 1 << 20))
-        fanout_pb2_grpc.add_FanoutServiceServicer_to_server(Slow(), server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
+        server, port = await serve("127.0.0.1:0", 0.01)
+        channel = await stack.enter_async_context(channels.connect(f"127.0.0.1:{port}"))
+        stub = fanout_pb2_grpc.FanoutServiceStub(channel)
+
+        async def call() -> None:
+            await stub.GetFanoutStatus(fanout_pb2.GetFanoutStatusRequest(), metadata=metadata, timeout=20)
+
+        await call()
+        calls = [asyncio.create_task(call()) for _ in range(20)]
+        await turns(3)  # They are on their way,
+        keep_busy(0.3)  # and come to a server that is busy with something else.
+        await server.stop(5)
+        server, _ = await serve(f"127.0.0.1:{port}", 0.01)
         stack.push_async_callback(server.stop, None)
-        yield f"127.0.0.1:{port}"
+        await asyncio.gather(*calls)
 
 
 async def test_g2_a_client_that_pings_each_second_is_not_sent_away(slow_target: str) -> None:

@@ -122,8 +122,7 @@ async def test_a_process_killed_at_any_failpoint_loses_nothing(armed: Armed) -> 
         users = sorted(ledger.ids.values())
         pair = next((a, b) for a in users for b in users if a != b and (a, b) not in ledger.follows)
         await armed.dies_at("before-version-copy-deleted", lambda: follow_patiently(client, ledger, *pair))
-        await ledger.drained()
-        await ledger.every_walk_is_exact()
+        await ledger.comes_to_rest()
 
         tweet = min(ledger.posted)
         await armed.dies_at("before-flush-finished", lambda: like_patiently(client, users[0], tweet))
@@ -135,8 +134,7 @@ async def test_a_process_killed_at_any_failpoint_loses_nothing(armed: Armed) -> 
         await armed.dies_at("in-drain", lambda: set_threshold(client, HIGH_THRESHOLD))
         await ledger.every_walk_is_exact()
         await eventually(lambda: mode_is(client, author, graph_pb2.AUTHOR_MODE_PUSH), 60)
-        await ledger.drained()
-        await ledger.every_walk_is_exact()
+        await ledger.comes_to_rest()
 
 
 async def mode_of(client: Client, author: int) -> graph_pb2.GetAuthorModeResponse:
@@ -160,5 +158,4 @@ async def pulled_for_long(client: Client, author: int, ledger: Ledger, chance: r
     await eventually(long_enough, 40)
     for _ in range(5):
         await ledger.write(chance, author)
-    await ledger.drained()
-    await ledger.every_walk_is_exact()
+    await ledger.comes_to_rest()
