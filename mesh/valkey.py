@@ -1,32 +1,22 @@
-"""The Valkey client that all adapters share: one pool, function libraries, and the server's `run_id`."""
+"""The Valkey client that all adapters share: its connections, function libraries, and the server's `run_id`."""
 
+import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from redis.asyncio import Redis
-from redis.asyncio.connection import BlockingConnectionPool
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import (
-    BusyLoadingError,
-    ConnectionError,
-    ExecAbortError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    ResponseError,
-    TimeoutError,
-)
+from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from mesh.errors import UnavailableError
+from mesh.valkey_connection import Command, Connection, connect
 
-Command = tuple[str | bytes | int | float, ...]
+__all__ = ["Command", "Valkey"]
 
-# Once is enough to leave behind a pooled connection to a server that was restarted. Time-outs aren't tried again.
-_RETRIES = 1
+# Once is enough to leave behind a connection to a server that was restarted. Time-outs aren't tried again.
+_ATTEMPTS = 2
 _REFUSALS = {"OOM", "MISCONF", "NOREPLICAS", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "EXECABORT"}
-_REFUSAL_TYPES = (OutOfMemoryError, ReadOnlyError, ExecAbortError)
+_REFUSALS |= {"LOADING", "NOAUTH", "WRONGPASS"}
 _AWAY_SECONDS = 0.5
 """After a failure, calls fail at once for so long, but for one that looks again: a server that hangs would else cost
 each reader its time-outs, one after the other."""
@@ -34,10 +24,15 @@ each reader its time-outs, one after the other."""
 
 def _refusal(error: ResponseError) -> str:
     """What a server that answers, but can't do it now, says (no memory, no disk, a replica, …); empty for a command
-    that is wrong. In a pipeline the text stands behind the command's number."""
-    text = str(error.__cause__ or error)
-    words = set(text.replace("(", " ").replace(")", " ").split())
-    return text if words & _REFUSALS or isinstance(error, _REFUSAL_TYPES) else ""
+    that is wrong."""
+    words = set(str(error).replace("(", " ").replace(")", " ").split())
+    return str(error) if words & _REFUSALS else ""
+
+
+def _raise_first(replies: Sequence[Any]) -> None:
+    for reply in replies:
+        if isinstance(reply, ResponseError):
+            raise reply
 
 
 class Valkey:
@@ -53,35 +48,46 @@ class Valkey:
         *,
         key_prefix: str = "",
         timeout_seconds: float = 1.0,
-        connections_max: int = 64,
         libraries: Sequence[str] = (),
     ) -> None:
         self.key_prefix = key_prefix
         # Of the server process that answers. Learned on each new connection before anything else goes over
         # it, so no reply of a restarted server is ever read with the run_id of the one before.
         self.run_id = ""
+        self._url = url
         self._libraries = tuple(libraries)
         self._timeout_seconds = timeout_seconds
         self._away = False
         self._look_again = 0.0
-        self._redis = Redis(
-            connection_pool=BlockingConnectionPool.from_url(
-                url,
-                max_connections=connections_max,
-                timeout=timeout_seconds,
-                socket_timeout=timeout_seconds,
-                socket_connect_timeout=timeout_seconds,
-                retry=Retry(NoBackoff(), _RETRIES, supported_errors=(ConnectionError,)),
-                redis_connect_func=self._on_connect,
-            )
-        )
+        self._shared: Connection | None = None
+        self._connecting: asyncio.Task[Connection] | None = None
+        self._idle: list[Connection] = []
 
-    async def _on_connect(self, connection: Any) -> None:
-        await connection.on_connect()
-        await connection.send_command("INFO", "server")
-        info = await connection.read_response()
-        text = info.decode() if isinstance(info, bytes) else str(info)
-        self.run_id = text.partition("run_id:")[2].partition("\r")[0]
+    async def _connect(self) -> Connection:
+        connection, self.run_id = await connect(self._url, self._timeout_seconds)
+        return connection
+
+    async def _connection(self) -> Connection:
+        """The one that all share; who needs it while it's being made waits for the same."""
+        if self._shared is None or self._shared.is_lost:
+            if self._connecting is None:
+                self._connecting = asyncio.ensure_future(self._connect())
+            connecting = self._connecting
+            try:
+                self._shared = await asyncio.shield(connecting)
+            finally:
+                if connecting.done() and self._connecting is connecting:
+                    self._connecting = None
+        return self._shared
+
+    async def _execute(self, commands: Sequence[Command]) -> list[Any]:
+        for attempt in range(_ATTEMPTS):
+            try:
+                return await (await self._connection()).execute(commands)
+            except ConnectionError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        raise AssertionError("unreachable")
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
@@ -93,7 +99,7 @@ class Valkey:
             self._look_again = now + self._timeout_seconds
         try:
             yield
-        except (ConnectionError, TimeoutError, BusyLoadingError, OSError) as error:
+        except (ConnectionError, TimeoutError, OSError) as error:
             self._away, self._look_again = True, time.monotonic() + _AWAY_SECONDS
             raise UnavailableError(f"Valkey doesn't answer: {error}", reason="VALKEY_UNAVAILABLE") from error
         except ResponseError as error:
@@ -103,17 +109,34 @@ class Valkey:
         self._away = False
 
     async def call(self, *command: str | bytes | int | float) -> Any:
-        """One command. Replies come as redis-py gives them, strings as bytes."""
+        """One command. Replies are as RESP3 has them, strings as bytes."""
+        return (await self.pipeline([command]))[0]
+
+    async def call_blocking(self, *command: str | bytes | int | float) -> Any:
+        """One command that may wait in the server, less than the time-out: it has a connection to itself meanwhile."""
         with self._reaching():
-            return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
+            self._idle = [connection for connection in self._idle if not connection.is_lost]
+            connection = self._idle.pop() if self._idle else await self._connect()
+            try:
+                replies = await connection.execute([command])
+            except BaseException:
+                connection.close()  # The server forgets the wait with it.
+                raise
+            self._idle.append(connection)
+            _raise_first(replies)
+            return replies[0]
 
     async def pipeline(self, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
         """Many commands in one round trip; `atomic`: inside MULTI. The first error reply is raised."""
+        if not commands:
+            return []
         with self._reaching():
-            async with self._redis.pipeline(transaction=atomic) as pipe:
-                for command in commands:
-                    pipe.execute_command(*command)
-                return list(await pipe.execute())
+            replies = await self._execute([("MULTI",), *commands, ("EXEC",)] if atomic else commands)
+            _raise_first(replies)
+            if atomic:
+                replies = replies[-1]
+                _raise_first(replies)
+            return replies
 
     async def fcall(self, function: str, keys: Sequence[str], *args: str | bytes | int | float) -> Any:
         """Call a function of the libraries, loading them first where the server doesn't have them."""
@@ -144,5 +167,8 @@ class Valkey:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._redis.aclose()
-        await self._redis.connection_pool.disconnect()
+        if self._connecting:
+            self._connecting.cancel()
+        for connection in (self._shared, *self._idle):
+            if connection:
+                connection.close()

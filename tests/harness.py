@@ -68,9 +68,9 @@ class FaultyValkey(Valkey):
 
     down = False
 
-    async def call(self, *command: str | bytes | int | float) -> Any:
+    async def call_blocking(self, *command: str | bytes | int | float) -> Any:
         self._check()
-        return await super().call(*command)
+        return await super().call_blocking(*command)
 
     async def pipeline(self, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
         self._check()

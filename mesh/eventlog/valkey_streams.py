@@ -255,9 +255,8 @@ class StreamsConsumer:
         """
         indexes = [(self._first + i) % len(self._streams) for i in range(min(count, len(self._streams)))]
         try:
-            # The name as bytes keeps redis-py from reshaping the reply, in ways that differ by protocol.
-            reply: Any = await self._valkey.call(
-                *(b"XREADGROUP", "GROUP", self._group, self.name),
+            reply: Any = await self._valkey.call_blocking(
+                *("XREADGROUP", "GROUP", self._group, self.name),
                 *("COUNT", count // len(indexes), "BLOCK", block_ms, "STREAMS"),
                 *(self._streams[i] for i in indexes),
                 *(">" for _ in indexes),

@@ -81,11 +81,10 @@ class StreamsLog:
         for stream in await self._streams():
             for group in await self._valkey.call("XINFO", "GROUPS", stream):
                 name = group[b"name"]
-                # Names as bytes keep redis-py from reshaping the reply.
-                pending = await self._valkey.call(b"XPENDING", stream, name, "-", "+", 10_000)
+                pending = await self._valkey.call("XPENDING", stream, name, "-", "+", 10_000)
                 await self._valkey.pipeline(
                     [
-                        (b"XCLAIM", stream, name, owner, 0, id_, "IDLE", int(idle + seconds * 1000), "JUSTID")
+                        ("XCLAIM", stream, name, owner, 0, id_, "IDLE", int(idle + seconds * 1000), "JUSTID")
                         for id_, owner, idle, _ in pending
                     ]
                 )
