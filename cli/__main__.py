@@ -53,7 +53,7 @@ def starling(
     USER is a handle, with or without @. Without --target-… options the mesh is the one that `make run` started
     here; a mesh elsewhere also wants a token in STARLING_TOKEN, and everything is done as whom it speaks for.
     """
-    fanout = (target_fanout,) if target_fanout else ()
+    fanout = {"fanout_svc": target_fanout} if target_fanout else {}
     targets = Targets(graph=target_graph, tweet=target_tweet, timeline=target_timeline, fanout=fanout)
     context.obj = Where(data, targets, os.environ.get("STARLING_TOKEN", ""))
 

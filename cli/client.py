@@ -7,9 +7,9 @@ the development secret, which outside of a development machine only an identity 
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
@@ -53,17 +53,16 @@ class MeshNotRunningError(NotPossibleError):
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Where the services are, each `host:port` or `dns:///name:port`; empty: unknown."""
+    """Where the services are, each `host:port` or `dns:///name:port`; empty: unknown. `fanout`: workers by name."""
 
     graph: str = ""
     tweet: str = ""
     timeline: str = ""
-    fanout: Sequence[str] = ()
+    fanout: Mapping[str, str] = field(default_factory=dict)
 
     def named(self) -> dict[str, str]:
-        """The known ones by the services' names; further workers are numbered."""
-        workers = {"fanout_svc" if i == 1 else f"fanout_svc-{i}": t for i, t in enumerate(self.fanout, 1)}
-        named = {"graph_svc": self.graph, "tweet_svc": self.tweet, **workers, "timeline_svc": self.timeline}
+        """The known ones by name."""
+        named = {"graph_svc": self.graph, "tweet_svc": self.tweet, **self.fanout, "timeline_svc": self.timeline}
         return {name: target for name, target in named.items() if target}
 
 
@@ -396,13 +395,13 @@ class Client:
         metadata = self.as_(OPERATOR)
         return (await self.timeline.RebuildHomeTimeline(request, timeout=REBUILD_SECONDS, metadata=metadata)).entries
 
-    async def fanout_status(self) -> list[fanout_pb2.GetFanoutStatusResponse]:
-        """What each worker says; the lag is the same for all of them."""
+    async def fanout_status(self) -> dict[str, fanout_pb2.GetFanoutStatusResponse]:
+        """What each worker says, by name; the lag is the same for all of them."""
         request = fanout_pb2.GetFanoutStatusRequest()
-        replies = []
-        for target in self.targets.fanout or ("",):
-            stub = fanout_pb2_grpc.FanoutServiceStub(self._channel("fanout_svc", target))
-            replies.append(await stub.GetFanoutStatus(request, timeout=CALL_SECONDS, metadata=self.as_(OPERATOR)))
+        replies = {}
+        for name, target in (self.targets.fanout or {"fanout_svc": ""}).items():
+            stub = fanout_pb2_grpc.FanoutServiceStub(self._channel(name, target))
+            replies[name] = await stub.GetFanoutStatus(request, timeout=CALL_SECONDS, metadata=self.as_(OPERATOR))
         return replies
 
     async def health(self) -> dict[str, str]:

@@ -141,7 +141,7 @@ async def status(session: Session) -> None:
         targets["valkey"] = address
         health["valkey"] = _SERVING if await probes.valkey(host, int(port))() else "UNREACHABLE"
     faults: list[str] = []
-    workers, policy = list[fanout_pb2.GetFanoutStatusResponse](), None
+    workers, policy = dict[str, fanout_pb2.GetFanoutStatusResponse](), None
     if session.client.targets.fanout:
         with _noting("fan-out", faults):
             workers = await session.client.fanout_status()
@@ -150,7 +150,7 @@ async def status(session: Session) -> None:
             policy = await session.client.fanout_policy()
     content = {
         "services": [{"name": name, "target": targets[name], "status": health[name]} for name in targets],
-        "fanout": [to_json(worker) for worker in workers],
+        "fanout": {name: to_json(worker) for name, worker in workers.items()},
         "policy": _policy_json(policy) if policy else None,
     }
     policy_lines = ["", *_policy_lines(policy)] if policy else []
@@ -173,28 +173,28 @@ def _noting(what: str, faults: list[str]) -> Iterator[None]:
 def _health_lines(targets: dict[str, str], health: dict[str, str]) -> list[str]:
     width = max(map(len, targets.values()))
     return [
-        f"{name:<13}  {target:<{width}}  {click.style(health[name], fg='green' if health[name] == _SERVING else 'red')}"
+        f"{name:<16}  {target:<{width}}  {click.style(health[name], fg='green' if health[name] == _SERVING else 'red')}"
         for name, target in targets.items()
     ]
 
 
-def _fanout_lines(workers: list[fanout_pb2.GetFanoutStatusResponse]) -> list[str]:
+def _fanout_lines(workers: dict[str, fanout_pb2.GetFanoutStatusResponse]) -> list[str]:
     if not workers:
         return []
+    log = next(iter(workers.values()))
     lines = ["", f"{'topic':<20} {'partition':>9} {'messages behind':>15} {'seconds behind':>14}"]
     lines += [
-        f"{lag.topic:<20} {lag.partition:>9} {lag.lag_messages:>15,} {lag.lag_seconds:>14.1f}"
-        for lag in workers[0].partitions
+        f"{lag.topic:<20} {lag.partition:>9} {lag.lag_messages:>15,} {lag.lag_seconds:>14.1f}" for lag in log.partitions
     ]
-    lines += [f"dead letters: {workers[0].dead_letters:,}"]
+    lines += [f"dead letters: {log.dead_letters:,}"]
     columns = ("events", "deliveries", "to lists", "retries", "p50 s", "p95 s", "p99 s", "max s")
-    lines += ["", f"{'worker':<40} " + " ".join(f"{column:>10}" for column in columns)]
-    for worker in (answer.worker for answer in workers):
+    lines += ["", f"{'worker':<16} " + " ".join(f"{column:>10}" for column in columns)]
+    for name, worker in ((name, answer.worker) for name, answer in workers.items()):
         counts = (worker.events, worker.deliveries, worker.deliveries_to_lists, worker.retries)
         delay = worker.delay
         delays = (delay.p50_seconds, delay.p95_seconds, delay.p99_seconds, delay.max_seconds)
         figures = [*(f"{count:>10,}" for count in counts), *(f"{seconds:>10.3f}" for seconds in delays)]
-        lines.append(f"{worker.name:<40} " + " ".join(figures))
+        lines.append(f"{name:<16} " + " ".join(figures))
     lines.append("(p50 to max: delay from post to a follower's list)")
     return lines
 

@@ -5,6 +5,7 @@ from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 
 import grpc
+from pydantic import Field
 
 from fanout_svc.deliveries import Deliveries
 from fanout_svc.peers import Peers
@@ -22,9 +23,10 @@ from mesh.timelines import valkey as valkey_timelines
 from mesh.valkey import Valkey
 from starling.fanout.v1 import fanout_pb2_grpc
 
-_HANDS = ((topics.TWEET_FANOUT, IN_HAND_MAX), (topics.FANOUT_TASKS, 2), (topics.FANOUT_TASKS_SLOW, 2))
+_HANDS = {topics.TWEET_FANOUT: IN_HAND_MAX, topics.FANOUT_TASKS: 2, topics.FANOUT_TASKS_SLOW: 2}
 """How many records of each topic a worker has in hand: few of those that are much work, or may wait, so that they don't
-delay the others. The last one also yields to those before it."""
+delay the others."""
+_NAMES = "|".join(topic.name for topic in _HANDS)
 
 
 class FanoutConfig(Config):
@@ -34,6 +36,8 @@ class FanoutConfig(Config):
     """Where graph_svc is."""
     tweet_target: str
     """Where tweet_svc is."""
+    fanout_topics: str = Field(",".join(topic.name for topic in _HANDS), pattern=rf"^(?:{_NAMES})(?:,(?:{_NAMES}))*$")
+    """What this worker takes from, so that others have work of another kind."""
 
 
 class App:
@@ -52,11 +56,12 @@ class App:
         self._figures = Figures()
         self._deliveries = Deliveries()
         name = process_name()
-        self._consumers = [self._consumer(name, topic) for topic, _ in _HANDS]
+        taken = [topic for topic in _HANDS if topic.name in config.fanout_topics.split(",")]
+        self._consumers = [self._consumer(name, topic) for topic in taken]
+        self._lag = valkey_streams.StreamsLagReader(self._valkey, list(_HANDS), topics.FANOUT_WORKERS)
         timelines = valkey_timelines.ValkeyTimelines(self._valkey, clock)
-        self._workers: list[Worker] = []
-        for consumer, (topic, in_hand_max) in zip(self._consumers, _HANDS, strict=True):
-            worker = Worker(
+        self._workers = [
+            Worker(
                 consumer=consumer,
                 producer=valkey_streams.StreamsProducer(self._valkey, [topics.FANOUT_TASKS, topics.FANOUT_TASKS_SLOW]),
                 timelines=timelines,
@@ -65,10 +70,10 @@ class App:
                 clock=clock,
                 figures=self._figures,
                 deliveries=self._deliveries,
-                in_hand_max=in_hand_max,
-                yields_to=tuple(self._workers) if topic is topics.FANOUT_TASKS_SLOW else (),
+                in_hand_max=_HANDS[topic],
             )
-            self._workers.append(worker)
+            for consumer, topic in zip(self._consumers, taken, strict=True)
+        ]
 
     def _consumer(self, name: str, topic: Topic) -> valkey_streams.StreamsConsumer:
         return valkey_streams.StreamsConsumer(
@@ -81,7 +86,7 @@ class App:
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         """See the protocol."""
-        self._service = FanoutService(self._consumers, self._figures, self._deliveries)
+        self._service = FanoutService(self._consumers[0], self._lag, self._figures, self._deliveries)
         fanout_pb2_grpc.add_FanoutServiceServicer_to_server(self._service, server)
         return ["starling.fanout.v1.FanoutService"]
 

@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
 from fanout_svc.deliveries import Deliveries
 from fanout_svc.worker import Figures
-from mesh.eventlog.port import Consumer
+from mesh.eventlog.port import Consumer, LagReader
 from mesh.principals import Kind
 from mesh.server import SERVICES, Allowed
 from starling.fanout.v1 import fanout_pb2, fanout_pb2_grpc
@@ -26,8 +26,9 @@ by then."""
 class FanoutService(fanout_pb2_grpc.FanoutServiceServicer):
     """See the proto."""
 
-    def __init__(self, consumers: Sequence[Consumer], figures: Figures, deliveries: Deliveries) -> None:
-        self._consumers = consumers
+    def __init__(self, consumer: Consumer, lag: LagReader, figures: Figures, deliveries: Deliveries) -> None:
+        self._consumer = consumer
+        self._lag = lag
         self._figures = figures
         self._deliveries = deliveries
         self.stopping = asyncio.Event()
@@ -43,12 +44,11 @@ class FanoutService(fanout_pb2_grpc.FanoutServiceServicer):
                 fanout_pb2.PartitionLag(
                     topic=lag.topic, partition=lag.partition, lag_messages=lag.messages, lag_seconds=lag.seconds
                 )
-                for consumer in self._consumers
-                for lag in await consumer.lag()
+                for lag in await self._lag.lag()
             ],
-            dead_letters=await self._consumers[0].dead_letters(),
+            dead_letters=await self._consumer.dead_letters(),
             worker=fanout_pb2.WorkerStatus(
-                name=self._consumers[0].name,
+                name=self._consumer.name,
                 events=self._figures.events,
                 deliveries=self._figures.deliveries,
                 deliveries_to_lists=self._figures.deliveries_to_lists,

@@ -29,10 +29,6 @@ from starling.event.v1 import event_pb2
 log = logging.getLogger(__name__)
 
 IN_HAND_MAX = 32
-YIELD_SECONDS_MAX = 0.5
-"""So long, twice, what may wait waits for the others at most before each look at the log: it goes on, however busy they
-are."""
-_RECENT_SECONDS = 1.0
 _POLL_SECONDS = 0.5
 _RENEW_SECONDS = 3.0
 _BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -81,12 +77,7 @@ class Batch:
 
 
 class Worker:
-    """One member of the group. Memory is bounded: `in_hand_max` events, one chunk of followers each.
-
-    `yields_to`: workers of this process whose events can't wait. While they have any in hand, nothing new is taken; and
-    when they had of late, this one rests as long as its last delivery took, which is longer when cores are short: their
-    next event would meet its work here, or in a service on the way. What is only skipped costs no rest.
-    """
+    """One member of the group. Memory is bounded: `in_hand_max` events, one chunk of followers each."""
 
     def __init__(
         self,
@@ -100,7 +91,6 @@ class Worker:
         figures: Figures,
         deliveries: Deliveries | None = None,
         in_hand_max: int = IN_HAND_MAX,
-        yields_to: Sequence["Worker"] = (),
     ) -> None:
         self._consumer = consumer
         self._producer = producer
@@ -112,11 +102,6 @@ class Worker:
         self._deliveries = deliveries or Deliveries()
         self._in_hand_max = in_hand_max
         self._in_hand: dict[asyncio.Task[None], list[Record]] = {}
-        self._yields_to = yields_to
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._rest_seconds = 0.0
-        self._done_at = float("-inf")
 
     async def batches(self, records: Sequence[Record]) -> list[Batch]:
         """Records that are worked on together; those that can never succeed are buried. Raises UnavailableError."""
@@ -150,7 +135,6 @@ class Worker:
 
     async def _act(self, batch: Batch) -> None:
         event, tweet_ids = batch.event, batch.tweet_ids
-        began = self._clock.monotonic()
         author = core.Author.of(await self._peers.mode(event.author_id)) if core.needs_author(event) else None
         action = core.plan(event, author)
         if action in {Action.INLINE, Action.SPLIT, Action.OWN}:
@@ -174,7 +158,6 @@ class Worker:
                 await self._bodies.put(await self._peers.bodies(tweet_ids))
             case Action.ERASE:
                 await self._bodies.put_deleted(event.deleted.tweet_id, event.deleted.version)
-        self._rest_seconds = 0.0 if action is Action.NOTHING else self._clock.monotonic() - began
 
     async def _deliver(self, author_id: int, bucket: int | None, tweet_ids: Sequence[int]) -> None:
         async for chunk in self._peers.followers(author_id, bucket):
@@ -231,7 +214,6 @@ class Worker:
         room = self._in_hand_max - sum(len(records) for records in self._in_hand.values())
         if room <= 0:
             return False
-        await self._let_others_go_first()
         try:
             batches = await self.batches(await self._consumer.poll(room, _POLL_SECONDS))
         except UnavailableError as error:
@@ -242,24 +224,11 @@ class Worker:
         for batch in batches:
             task = asyncio.create_task(self._until_done(batch, stopping))
             self._in_hand[task] = batch.records
-            self._idle.clear()
             task.add_done_callback(self._done)
         return True
 
-    async def _let_others_go_first(self) -> None:
-        recent = self._clock.monotonic() - _RECENT_SECONDS
-        if any(other._in_hand or other._done_at > recent for other in self._yields_to):
-            await asyncio.sleep(min(YIELD_SECONDS_MAX, self._rest_seconds))
-        with suppress(TimeoutError):
-            async with asyncio.timeout(YIELD_SECONDS_MAX):
-                while busy := [other for other in self._yields_to if other._in_hand]:
-                    await busy[0]._idle.wait()
-
     def _done(self, task: asyncio.Task[None]) -> None:
         del self._in_hand[task]
-        self._done_at = self._clock.monotonic()
-        if not self._in_hand:
-            self._idle.set()
         if not task.cancelled() and (error := task.exception()):
             # A fault of ours: the records stay unacknowledged and come again.
             log.error("a record failed", exc_info=error)

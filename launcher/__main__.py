@@ -23,7 +23,7 @@ from launcher.supervisor import NotServingError, Supervisor
 from launcher.valkey_server import NoValkeyServerError, find_valkey_server
 
 _LAST_LINES_SECONDS = 2.0
-_NAME_WIDTH = len("timeline_svc")
+_NAME_WIDTH = 16
 
 
 def main() -> int:

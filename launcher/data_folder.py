@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,12 +39,13 @@ class Secrets:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """What runs now. Targets are `host:port`; `pids` by process name ("tweet_svc", "valkey", "launcher" …)."""
+    """What runs now. Targets are `host:port`, those of `fanout` by process name; `pids` by process name ("tweet_svc",
+    "valkey", "launcher" …)."""
 
     graph: str
     tweet: str
     timeline: str
-    fanout: Sequence[str]
+    fanout: Mapping[str, str]
     valkey_url: str
     pids: Mapping[str, int]
 

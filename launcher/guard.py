@@ -1,4 +1,4 @@
-"""Starts a program that dies with the launcher: `python guard.py LAUNCHER_PID PROGRAM ARGUMENT…`.
+"""Starts a program that dies with the launcher: `python guard.py LAUNCHER_PID NICE PROGRAM ARGUMENT…`.
 
 On Linux the kernel kills a process that asked for it (PR_SET_PDEATHSIG) when its parent is gone, however the parent
 went; the request outlives exec. Elsewhere there is no such thing: after a `kill -9` of the launcher its children
@@ -16,7 +16,8 @@ _PR_SET_PDEATHSIG = 1
 
 def main(arguments: list[str]) -> None:
     """Become PROGRAM, unless the launcher is gone already."""
-    launcher, program = int(arguments[0]), arguments[1:]
+    launcher, nice, program = int(arguments[0]), int(arguments[1]), arguments[2:]
+    os.nice(nice)
     if sys.platform == "linux":
         import ctypes  # noqa: PLC0415 - a start costs less without it elsewhere
 

@@ -11,9 +11,13 @@ from launcher import probes
 from launcher.children import Spec
 from launcher.config import PORT_BASE_OFFSET_MORE_WORKERS, PORT_BASE_OFFSET_VALKEY, LauncherConfig
 from launcher.data_folder import DataFolder, Secrets
+from mesh.eventlog.topics import FANOUT_TASKS, FANOUT_TASKS_SLOW, TWEET_FANOUT
 
 HOST = "127.0.0.1"
 VALKEY = "valkey"
+SLOW_WORKER = "fanout_svc-slow"
+"""Delivers what may wait, with what the others leave of the processor: they never wait for it."""
+_SLOW_NICE = 10
 _DRAIN_SECONDS = "0.1"
 """Nobody else serves here whom clients could turn to meanwhile."""
 
@@ -47,7 +51,7 @@ def make(
     config: LauncherConfig, folder: DataFolder, secrets: Secrets, valkey: str, inherited: Mapping[str, str]
 ) -> Plan:
     """The plan; `valkey` is the path of a server binary. Raises PortInUseError."""
-    workers = ["fanout_svc", *(f"fanout_svc-{number}" for number in range(2, config.fanout_workers + 1))]
+    workers = ["fanout_svc", *(f"fanout_svc-{number}" for number in range(2, config.fanout_workers + 1)), SLOW_WORKER]
     at = _addresses(["graph_svc", "tweet_svc", *workers, "timeline_svc", VALKEY], config.port_base)
     common = {
         **inherited,
@@ -66,7 +70,11 @@ def make(
     def service(name: str) -> Spec:
         module = name.partition("-")[0]
         environment = {**common, "STARLING_LISTEN": at[name]}
-        return Spec(name, at[name], (sys.executable, "-m", module), environment, probes.grpc_service(at[name]))
+        nice = _SLOW_NICE if name == SLOW_WORKER else 0
+        if module == "fanout_svc":
+            taken = [FANOUT_TASKS_SLOW] if name == SLOW_WORKER else [TWEET_FANOUT, FANOUT_TASKS]
+            environment["STARLING_FANOUT_TOPICS"] = ",".join(topic.name for topic in taken)
+        return Spec(name, at[name], (sys.executable, "-m", module), environment, probes.grpc_service(at[name]), nice)
 
     return Plan(
         valkey=_valkey(valkey, at[VALKEY], folder.valkey.absolute(), inherited),
@@ -81,7 +89,7 @@ SET_HERE = frozenset(
     {
         *("STARLING_LISTEN", "STARLING_VALKEY_URL", "STARLING_AUTH_SECRET", "STARLING_PAGE_TOKEN_KEYS"),
         *("STARLING_TWEET_DATABASE", "STARLING_GRAPH_DATABASE", "STARLING_GRAPH_TARGET", "STARLING_TWEET_TARGET"),
-        *("STARLING_FANOUT_TARGETS", "STARLING_ADDRESS_FILE"),
+        *("STARLING_FANOUT_TARGETS", "STARLING_FANOUT_TOPICS", "STARLING_ADDRESS_FILE"),
     }
 )
 """Variables of the services whose value from outside isn't used."""

@@ -74,7 +74,7 @@ class Supervisor:
             graph=self._plan.graph.address,
             tweet=self._plan.tweet.address,
             timeline=self._plan.timeline.address,
-            fanout=[spec.address for spec in self._plan.fanout],
+            fanout={spec.name: spec.address for spec in self._plan.fanout},
             valkey_url=self._plan.valkey_url,
             pids={"launcher": os.getpid(), **{child.spec.name: child.pid for child in children if child.pid}},
         )

@@ -364,7 +364,7 @@ class Mesh:
 
     async def _start_fanout(self) -> None:
         self.new_worker()
-        service = FanoutService([self.consumer], self.figures, self.deliveries)
+        service = FanoutService(self.consumer, self.consumer, self.figures, self.deliveries)
         channel = await self._serve(
             FANOUT_ALLOWED, lambda server: fanout_pb2_grpc.add_FanoutServiceServicer_to_server(service, server)
         )
@@ -517,7 +517,7 @@ class Mesh:
 
     async def relay_all(self) -> None:
         for _ in range(STEPS_MAX):
-            if not await self.relay.step():
+            if not await self.relay.step() + await self.relay.step(slow=True):
                 return
         raise AssertionError("the outbox doesn't empty")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 
 from mesh import failpoints
@@ -10,7 +11,7 @@ from mesh.errors import StarlingError
 from mesh.eventlog.port import LogFullError, Producer
 from mesh.eventlog.topics import FANOUT_TASKS_SLOW, TWEET_FANOUT
 from tweet_svc.core import to_event
-from tweet_svc.store import TweetStore
+from tweet_svc.store import OutboxRow, TweetStore
 
 log = logging.getLogger(__name__)
 
@@ -23,44 +24,35 @@ _BACKOFF_SECONDS = 0.5
 
 
 class Relay:
-    """Publishes what is unpublished: nudged by each post, and by a sweep for what a crash left."""
+    """Publishes what is unpublished: nudged by each post, and by a sweep for what a crash left.
+
+    What may wait has a loop of its own, so that others don't wait for it.
+    """
 
     def __init__(self, store: TweetStore, producer: Producer, clock: Clock) -> None:
         self._store = store
         self._producer = producer
         self._clock = clock
-        self._nudged = asyncio.Event()
-        self._slow_again = 0.0
+        self._nudged = {slow: asyncio.Event() for slow in (False, True)}
+        self._incarnation = ""
+        self._looking = asyncio.Lock()
 
-    def nudge(self) -> None:
+    def nudge(self, *, slow: bool = False) -> None:
         """Something was written."""
-        self._nudged.set()
+        self._nudged[slow].set()
 
-    async def step(self) -> int:
-        """Publish one batch, and one of what may wait; returns their size. Raises UnavailableError and LogFullError.
+    async def step(self, *, slow: bool = False) -> int:
+        """Publish one batch; returns its size. Raises UnavailableError and LogFullError.
 
         A log that was restarted may have lost its last moments, together with the lists: the last hour goes out
         again, and readers of the log bear repeats.
         """
-        incarnation = await self._producer.incarnation()
-        again = await self._store.republish(incarnation, self._clock.now_ms() - KEEP_MS)
-        if again:
-            log.warning("the event log was restarted: %d events are published again", again)
-        return await self._publish(incarnation) + await self._publish_slow(incarnation)
-
-    async def _publish_slow(self, incarnation: str) -> int:
-        """What may wait: its topic may be full, and then it is left alone for a while."""
-        if self._clock.monotonic() < self._slow_again:
-            return 0
-        try:
-            return await self._publish(incarnation, slow=True)
-        except LogFullError as error:
-            log.warning("what may wait waits: %s", error)
-            self._slow_again = self._clock.monotonic() + _BACKOFF_SECONDS
-            return 0
-
-    async def _publish(self, incarnation: str, *, slow: bool = False) -> int:
-        rows = await self._store.unpublished(BATCH, slow=slow)
+        incarnation, rows = await asyncio.gather(
+            self._producer.incarnation(), self._store.unpublished(BATCH, slow=slow)
+        )
+        if incarnation != self._incarnation:
+            incarnation = await self._republish()
+            rows = await self._store.unpublished(BATCH, slow=slow)
         if rows:
             topic = FANOUT_TASKS_SLOW if slow else TWEET_FANOUT
             records = [(str(row.author_id).encode(), to_event(row).SerializeToString()) for row in rows]
@@ -68,13 +60,26 @@ class Relay:
                 await self._producer.publish(topic.name, records)
             except LogFullError as error:
                 # The others are in: again they'd fill the partitions that have room.
-                rows = [row for number, row in enumerate(rows) if number not in error.refused]
-                await self._store.mark_published(rows, incarnation, self._clock.now_ms())
+                await self._mark([row for i, row in enumerate(rows) if i not in error.refused], incarnation)
                 raise
             if failpoints.ARMED:
                 failpoints.hit("before-mark-published")
-            await self._store.mark_published(rows, incarnation, self._clock.now_ms())
+            await self._mark(rows, incarnation)
         return len(rows)
+
+    async def _republish(self) -> str:
+        """What the log before may have lost counts as unpublished. Returns the log's name."""
+        async with self._looking:
+            incarnation = await self._producer.incarnation()
+            again = await self._store.republish(incarnation, self._clock.now_ms() - KEEP_MS)
+            self._incarnation = incarnation
+        if again:
+            log.warning("the event log was restarted: %d events are published again", again)
+        return incarnation
+
+    async def _mark(self, rows: Sequence[OutboxRow], incarnation: str) -> None:
+        if not await self._store.mark_published(rows, incarnation, self._clock.now_ms()):
+            self._incarnation = ""  # Another relay has seen another log: look again.
 
     async def prune(self) -> None:
         """Forget what is published and old, and request ids past their time. Raises UnavailableError."""
@@ -84,12 +89,16 @@ class Relay:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping`."""
+        await asyncio.gather(self._run(stopping, slow=False), self._run(stopping, slow=True))
+
+    async def _run(self, stopping: asyncio.Event, *, slow: bool) -> None:
         pruned = self._clock.monotonic()
+        nudged = self._nudged[slow]
         while not stopping.is_set():
-            self._nudged.clear()
+            nudged.clear()
             try:
-                published = await self.step()
-                if self._clock.monotonic() - pruned > _PRUNE_SECONDS:
+                published = await self.step(slow=slow)
+                if not slow and self._clock.monotonic() - pruned > _PRUNE_SECONDS:
                     pruned = self._clock.monotonic()
                     await self.prune()
             except (StarlingError, LogFullError) as error:
@@ -99,4 +108,4 @@ class Relay:
                 continue
             if published < BATCH:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._nudged.wait(), _SWEEP_SECONDS)
+                    await asyncio.wait_for(nudged.wait(), _SWEEP_SECONDS)

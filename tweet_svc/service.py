@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from mesh import checks, failpoints, principals
 from mesh.caches.bodies import Bodies
@@ -57,6 +57,14 @@ _INLINE_SECONDS = 0.25
 """How long a reply waits for caches and lists: the worker repeats what they miss."""
 
 
+class OnWrite(Protocol):
+    """Is told that an outbox row was written."""
+
+    def __call__(self, *, slow: bool = False) -> None:
+        """`slow`: one of what may wait."""
+        ...
+
+
 class TweetService(tweet_pb2_grpc.TweetServiceServicer):
     """Ports come as arguments; see the proto for what each method does."""
 
@@ -72,7 +80,7 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         snowflakes: Snowflakes,
         page_tokens: PageTokens,
         accounts: Accounts,
-        on_write: Callable[[], None],
+        on_write: OnWrite,
         clock: Clock,
         outbox_max: int,
         outbox_slow_max: int,
@@ -104,11 +112,11 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         if stored is None:
             tweet = await self._new_tweet(author_id, draft)
             stored = await self._store.create_tweet(tweet, asked, now, self._outbox_max)
+            self._on_write()
             if new := stored.tweet_id == tweet.tweet_id:
                 await self._counting.add(core.counted(stored, 1))
         if failpoints.ARMED:
             failpoints.hit("after-outbox-row")
-        self._on_write()
         if stored.deleted:
             raise NotFoundError("That request's tweet has been deleted since.", reason="TWEET_NOT_FOUND")
         message = core.to_message(stored)
@@ -324,7 +332,7 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         """A tweet was deleted, now or before."""
         tweet = change.tweet
         assert tweet.deleted
-        self._on_write()
+        self._on_write(slow=bool(tweet.retweeted_tweet_id))
         if change.changed:
             await self._counting.add(core.counted(tweet, -1))
         # A cached body that outlives its deletion would be shown: no reply before it's gone. Fan-out repeats this, for
@@ -382,7 +390,6 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         retweet = await self._store.retweet_of(author_id, original.tweet_id)
         if retweet is None or retweet.deleted:
             retweet = await self._new_retweet(author_id, original, again=retweet is not None)
-        self._on_write()
         message = core.to_message(retweet)
         await self._show_author(message)
         return tweet_pb2.RetweetResponse(tweet=message, read_your_write_token=str(retweet.tweet_id))
@@ -399,6 +406,7 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         )
         outbox_max = self._outbox_slow_max if slow else self._outbox_max
         stored = await self._store.create_retweet(retweet, outbox_max, slow=slow)
+        self._on_write(slow=slow)
         if stored.tweet_id == retweet.tweet_id:
             await self._counting.add(core.counted(stored, 1))
         return stored

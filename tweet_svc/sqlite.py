@@ -332,18 +332,20 @@ class SqliteTweetStore(SqliteWorkerLeases):
 
         return await self._database.read(work)
 
-    async def mark_published(self, rows: Sequence[OutboxRow], incarnation: str, now_ms: int) -> None:
+    async def mark_published(self, rows: Sequence[OutboxRow], incarnation: str, now_ms: int) -> bool:
         """See the port."""
 
-        def work(connection: sqlite3.Connection) -> None:
-            if _incarnation(connection) == incarnation:
-                for slow, table in _OUTBOX.items():
-                    connection.executemany(
-                        f"UPDATE {table} SET published_ms = ? WHERE event_id = ?",
-                        [(now_ms, row.event_id) for row in rows if row.slow is slow],
-                    )
+        def work(connection: sqlite3.Connection) -> bool:
+            if _incarnation(connection) != incarnation:
+                return False
+            for slow, table in _OUTBOX.items():
+                connection.executemany(
+                    f"UPDATE {table} SET published_ms = ? WHERE event_id = ?",
+                    [(now_ms, row.event_id) for row in rows if row.slow is slow],
+                )
+            return True
 
-        await self._database.write(work)
+        return await self._database.write(work)
 
     async def republish(self, incarnation: str, since_ms: int) -> int:
         """See the port."""

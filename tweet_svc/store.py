@@ -196,9 +196,9 @@ class TweetStore(WorkerLeases, Protocol):
         """The oldest outbox rows not yet published, those that are `slow` or those that aren't, in order."""
         ...
 
-    async def mark_published(self, rows: Sequence[OutboxRow], incarnation: str, now_ms: int) -> None:
-        """They are in the log of that incarnation. Nothing changes when `republish` has seen another since: that log
-        may have lost them."""
+    async def mark_published(self, rows: Sequence[OutboxRow], incarnation: str, now_ms: int) -> bool:
+        """They are in the log of that incarnation. False, and nothing changes, when `republish` has seen another since:
+        that log may have lost them."""
         ...
 
     async def republish(self, incarnation: str, since_ms: int) -> int:

@@ -30,7 +30,8 @@ class Slow(FanoutService):
     """Takes its time."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__([], Figures(), Deliveries())
+        nobody: Any = None
+        super().__init__(nobody, nobody, Figures(), Deliveries())
         self._seconds = seconds
 
     async def GetFanoutStatus(self, request: Any, context: Any) -> Any:

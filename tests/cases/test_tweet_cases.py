@@ -409,10 +409,12 @@ class SlowTopicFull(Producer):
 
     def __init__(self) -> None:
         self.published: list[str] = []
+        self.room = 0
+        """So many of each batch go in."""
 
     async def publish(self, topic: str, records: Sequence[tuple[bytes, bytes]]) -> None:
         if topic == FANOUT_TASKS_SLOW.name:
-            raise LogFullError("full", range(1, len(records)))
+            raise LogFullError("full", range(self.room, len(records)))
         self.published += [topic] * len(records)
 
     async def incarnation(self) -> str:
@@ -422,17 +424,23 @@ class SlowTopicFull(Producer):
 async def test_a_full_slow_topic_holds_up_nothing_else(mesh: Mesh) -> None:
     producer = SlowTopicFull()
     relay = Relay(mesh.tweet_store, producer, mesh.clock)
+    stopping = asyncio.Event()
+    running = asyncio.create_task(relay.run(stopping))
     for number in range(3):
         retweet = StoredTweet(100 + number, 1, "", retweeted_tweet_id=number + 1, retweeted_user_id=9)
         await mesh.tweet_store.create_retweet(retweet, 100, slow=True)
-    for number in range(3):
-        await mesh.tweet_store.create_tweet(StoredTweet(200 + number, 1, "text"), None, 0, 100)
-        assert await relay.step() == 1
-    assert producer.published == [TWEET_FANOUT.name] * 3
-    assert len(await mesh.tweet_store.unpublished(100, slow=True)) == 2, "one went in"
-    mesh.clock.advance(500)
-    await relay.step()
-    assert len(await mesh.tweet_store.unpublished(100, slow=True)) == 1
+    relay.nudge(slow=True)
+    await mesh.tweet_store.create_tweet(StoredTweet(200, 1, "text"), None, 0, 100)
+    relay.nudge()
+    await eventually(lambda: producer.published == [TWEET_FANOUT.name])
+    stopping.set()
+    relay.nudge()
+    await running
+    assert len(await mesh.tweet_store.unpublished(100, slow=True)) == 3
+    producer.room = 1
+    with pytest.raises(LogFullError):
+        await relay.step(slow=True)
+    assert len(await mesh.tweet_store.unpublished(100, slow=True)) == 2, "what went in isn't sent again"
 
 
 OLDER_SCHEMA = """

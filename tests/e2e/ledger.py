@@ -108,7 +108,7 @@ class Ledger:
 
     async def _log_is_empty(self) -> bool:
         with suppress(grpc.aio.AioRpcError):
-            (status,) = await self.client.fanout_status()
+            status = (await self.client.fanout_status())["fanout_svc"]
             return not any(partition.lag_messages for partition in status.partitions)
         return False
 

@@ -286,9 +286,9 @@ def test_a_graph_is_imported_once_however_often_it_is_tried(starling: Starling, 
 def test_status_shows_health_lag_and_delays(starling: Starling) -> None:
     status = starling("status", "--json").json
     assert {service["name"]: service["status"] for service in status["services"]} == dict.fromkeys(
-        ["graph_svc", "tweet_svc", "fanout_svc", "timeline_svc", "valkey"], "SERVING"
+        ["graph_svc", "tweet_svc", "fanout_svc", "fanout_svc-slow", "timeline_svc", "valkey"], "SERVING"
     )
-    (fanout,) = status["fanout"]
+    fanout = status["fanout"]["fanout_svc"]
     assert {"lagMessages", "lagSeconds"} <= fanout["partitions"][0].keys()
     assert {"p50Seconds", "p95Seconds", "p99Seconds"} <= fanout["worker"]["delay"].keys()
     assert {k: v for k, v in status["policy"].items() if k != "pressure"} == USUAL_POLICY

@@ -16,14 +16,14 @@ from launcher.output import Output, lines
 from tests.e2e.conftest import RunningMesh, alive
 from tests.waiting import eventually
 
-SERVICES = ["graph_svc", "tweet_svc", "fanout_svc", "timeline_svc"]
+SERVICES = ["graph_svc", "tweet_svc", "fanout_svc", "fanout_svc-slow", "timeline_svc"]
 
 
 async def test_everything_serves_and_the_banner_says_what_to_try(running_mesh: RunningMesh) -> None:
     async with running_mesh.client() as client:
         assert await client.health() == dict.fromkeys(SERVICES, "SERVING")
         log = running_mesh.log()
-        assert all(f"    {name:<12}  {target}\n" in log for name, target in client.targets.named().items())
+        assert all(f"    {name:<16}  {target}\n" in log for name, target in client.targets.named().items())
     assert "user create alice" in log
     assert f"export STARLING_DATA={running_mesh.folder.path}" in log
     assert set(running_mesh.pids) == {"launcher", "valkey", *SERVICES}
@@ -88,8 +88,9 @@ async def test_data_outlive_a_stop_and_a_stop_leaves_nothing_behind(stopped_mesh
         assert (await client.user("author")).user_id == author.user_id
         assert [item.tweet.text async for item in client.walk_home(author.user_id)] == ["kept"]
         assert (await client.post(author.user_id, "later")).tweet.tweet_id > posted.tweet.tweet_id
-        workers = [status.worker.name for status in await client.fanout_status()]
-        assert len(set(workers)) == 2
+        workers = await client.fanout_status()
+        assert list(workers) == ["fanout_svc", "fanout_svc-2", "fanout_svc-slow"]
+        assert len({status.worker.name for status in workers.values()}) == 3
     await _second_signal_ends_at_once(stopped_mesh)
 
 

@@ -440,9 +440,9 @@ class HomeTimelineMachine(RuleBasedStateMachine):
     # Background work, step by step.
 
     @precondition(lambda self: not self.mesh.valkey.down)
-    @rule()
-    def the_relay_publishes(self) -> None:
-        self.run(self.mesh.relay.step())
+    @rule(slow=st.booleans())
+    def the_relay_publishes(self, slow: bool) -> None:
+        self.run(self.mesh.relay.step(slow=slow))
 
     @precondition(lambda self: not self.mesh.valkey.down)
     @rule(count=st.integers(1, 5))

@@ -29,7 +29,8 @@ class Service(FanoutService):
     behaviour: Behaviour
 
     def __init__(self) -> None:
-        super().__init__([], Figures(), Deliveries())
+        nobody: Any = None
+        super().__init__(nobody, nobody, Figures(), Deliveries())
 
     async def GetFanoutStatus(self, request: Any, context: Any) -> Any:
         return await self.behaviour() or fanout_pb2.GetFanoutStatusResponse()
