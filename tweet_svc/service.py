@@ -3,14 +3,20 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
 from mesh import checks, failpoints, principals
 from mesh.caches.bodies import Bodies
 from mesh.caches.counts import Tally
 from mesh.clock import Clock
-from mesh.errors import InvalidArgumentError, NotFoundError, PermissionDeniedError, UnavailableError
+from mesh.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from mesh.ids import ID_MAX, Snowflakes
 from mesh.media import MediaUrls
 from mesh.page_tokens import PageTokens
@@ -53,6 +59,8 @@ _STREAM_LIMIT_MAX = 10_000
 _STREAM_LIMIT_DEFAULT = 1_000
 _STREAM_MESSAGE_IDS = 1_000
 _VERSION_MAX = 1 << 32
+_HOT_AT_ONCE = 4
+_HOT_CALLS_MAX = 500
 _INLINE_SECONDS = 0.25
 """How long a reply waits for caches and lists: the worker repeats what they miss."""
 
@@ -98,6 +106,8 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         self._clock = clock
         self._outbox_max = outbox_max
         self._outbox_slow_max = outbox_slow_max
+        self._hot_turns = asyncio.Semaphore(_HOT_AT_ONCE)
+        self._hot_calls = 0
         self.warmer = Warmer(self.rebuild_author_list)
 
     async def CreateTweet(self, request: tweet_pb2.CreateTweetRequest, context: Any) -> tweet_pb2.CreateTweetResponse:
@@ -113,14 +123,14 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
             tweet = await self._new_tweet(author_id, draft)
             stored = await self._store.create_tweet(tweet, asked, now, self._outbox_max)
             self._on_write()
-            if new := stored.tweet_id == tweet.tweet_id:
-                await self._counting.add(core.counted(stored, 1))
+            new = stored.tweet_id == tweet.tweet_id
         if failpoints.ARMED:
             failpoints.hit("after-outbox-row")
         if stored.deleted:
             raise NotFoundError("That request's tweet has been deleted since.", reason="TWEET_NOT_FOUND")
         message = core.to_message(stored)
-        await self._show_author(message, new=new)
+        counted = [self._counting.add(core.counted(stored, 1))] if new else []
+        await asyncio.gather(self._show_author(message, new=new), *counted)
         message.media_urls[:] = self._media.urls(message.media_ids)
         return tweet_pb2.CreateTweetResponse(tweet=message, read_your_write_token=str(stored.tweet_id))
 
@@ -385,43 +395,63 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         """See the proto."""
         author_id = principals.current.get().user_id
         tweet_id = checks.required_id("tweet_id", request.tweet_id)
-        original = await self._original(tweet_id)
-        await self._require_access(author_id, [original.author_id])
-        retweet = await self._store.retweet_of(author_id, original.tweet_id)
-        if retweet is None or retweet.deleted:
-            retweet = await self._new_retweet(author_id, original, again=retweet is not None)
-        message = core.to_message(retweet)
-        await self._show_author(message)
-        return tweet_pb2.RetweetResponse(tweet=message, read_your_write_token=str(retweet.tweet_id))
+        async with self._turn(tweet_id):
+            original = await self._original(tweet_id)
+            await self._require_access(author_id, [original.author_id])
+            message = await self._retweet(author_id, original)
+        return tweet_pb2.RetweetResponse(tweet=message, read_your_write_token=str(message.tweet_id))
 
-    async def _new_retweet(self, author_id: int, original: StoredTweet, *, again: bool) -> StoredTweet:
-        # Who took one back and makes another may wait, and doesn't count: else one account could make any tweet hot.
-        slow = again or await self._is_hot(original)
-        retweet = StoredTweet(
-            tweet_id=self._snowflakes.next_id(),
-            author_id=author_id,
-            text="",
-            retweeted_tweet_id=original.tweet_id,
-            retweeted_user_id=original.author_id,
-        )
-        outbox_max = self._outbox_slow_max if slow else self._outbox_max
-        stored = await self._store.create_retweet(retweet, outbox_max, slow=slow)
-        self._on_write(slow=slow)
-        if stored.tweet_id == retweet.tweet_id:
-            await self._counting.add(core.counted(stored, 1))
-        return stored
-
-    async def _is_hot(self, original: StoredTweet) -> bool:
-        """Whether so many retweet it that their delivery may wait. While Valkey is away: no."""
+    @asynccontextmanager
+    async def _turn(self, tweet_id: int) -> AsyncIterator[None]:
+        """Few retweets of hot tweets are worked on at a time, or every other call would meet hundreds of them at each
+        of its own steps; and few of them wait, or they'd take all the calls that a process may have."""
+        if not self._velocity.is_hot(tweet_id):
+            yield
+            return
+        if self._hot_calls >= _HOT_CALLS_MAX:
+            raise ResourceExhaustedError(
+                "Too many retweet it at once.", retry_after_seconds=1.0, reason="TOO_MANY_RETWEETS"
+            )
+        self._hot_calls += 1
         try:
+            async with self._hot_turns:
+                yield
+        finally:
+            self._hot_calls -= 1
+
+    async def _retweet(self, author_id: int, original: StoredTweet) -> tweet_pb2.Tweet:
+        """Make the retweet, or find the one that there is."""
+        hot = self._velocity.is_hot(original.tweet_id)
+        before = None if hot else await self._store.retweet_of(author_id, original.tweet_id)
+        if before and not before.deleted:
+            stored, after = before, []
+            self._on_write()
+        else:
+            retweet = StoredTweet(
+                tweet_id=self._snowflakes.next_id(),
+                author_id=author_id,
+                text="",
+                retweeted_tweet_id=original.tweet_id,
+                retweeted_user_id=original.author_id,
+            )
+            # Who took one back and makes another may wait, and doesn't count: else one account could heat any tweet.
+            slow = hot or before is not None
+            outbox_max = self._outbox_slow_max if slow else self._outbox_max
+            stored = await self._store.create_retweet(retweet, outbox_max, slow=slow)
+            self._on_write(slow=slow)
+            after = [self._counting.add(core.counted(stored, 1))] if stored.tweet_id == retweet.tweet_id else []
+            after += [self._heat(original)] if after and not before else []
+        message = core.to_message(stored)
+        await asyncio.gather(self._show_author(message), *after)
+        return message
+
+    async def _heat(self, original: StoredTweet) -> None:
+        """Count one more retweet: when so many retweet it, the next ones may wait. Without Valkey nobody counts."""
+        with suppress(TimeoutError, UnavailableError):
             async with asyncio.timeout(_INLINE_SECONDS):
-                heat = await self._velocity.retweeted(original.tweet_id)
-                if heat is Heat.HEATED:
+                if await self._velocity.retweeted(original.tweet_id) is Heat.HEATED:
                     log.info("tweet %d is hot", original.tweet_id)
                     await self._bodies.put([core.to_message(original)])  # Everybody is about to read it.
-        except (TimeoutError, UnavailableError):
-            return False
-        return heat is not Heat.COLD
 
     async def UndoRetweet(self, request: tweet_pb2.UndoRetweetRequest, context: Any) -> tweet_pb2.UndoRetweetResponse:
         """See the proto."""

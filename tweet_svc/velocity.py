@@ -1,5 +1,7 @@
 """How fast tweets are retweeted, over all processes of tweet_svc: `retweet_velocity:<original>`, for half a minute."""
 
+from collections import OrderedDict
+
 from mesh.clock import Clock
 from mesh.valkey import Valkey
 from tweet_svc import core
@@ -9,6 +11,7 @@ HOT_PER_SECOND = core.HOT_RETWEETS * 1_000 // core.HOT_WINDOW_MS
 _BUCKET_MS = 200
 _BUCKETS = core.HOT_WINDOW_MS // _BUCKET_MS
 assert _BUCKETS * _BUCKET_MS == core.HOT_WINDOW_MS
+_KNOWN_MAX = 10_000
 
 
 class Velocity:
@@ -18,6 +21,11 @@ class Velocity:
         self._valkey = valkey
         self._clock = clock
         self._bar = hot_per_second * core.HOT_WINDOW_MS // 1_000
+        self._hot_until = OrderedDict[int, int]()
+
+    def is_hot(self, original_id: int) -> bool:
+        """Whether it is, as far as retweets through this process have shown."""
+        return self._clock.now_ms() < self._hot_until.get(original_id, 0)
 
     async def retweeted(self, original_id: int) -> Heat:
         """Count one more retweet, and judge. Raises UnavailableError."""
@@ -29,4 +37,10 @@ class Velocity:
             [f"{self._valkey.key_prefix}retweet_velocity:{original_id}"],
             *(now, _BUCKET_MS, _BUCKETS, self._bar, core.HOT_WINDOW_MS + core.HOT_KEPT_MS),
         )
-        return core.heat(hits, over_ms, now, self._bar)
+        heat = core.heat(hits, over_ms, now, self._bar)
+        if heat is not Heat.COLD:
+            self._hot_until[original_id] = core.HOT_KEPT_MS + (now if hits >= self._bar else over_ms)
+            self._hot_until.move_to_end(original_id)
+            if len(self._hot_until) > _KNOWN_MAX:
+                self._hot_until.popitem(last=False)
+        return heat

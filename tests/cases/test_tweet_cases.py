@@ -21,6 +21,7 @@ from starling.tweet.v1 import tweet_pb2 as t
 from tests.cases.test_timeline_cases import people
 from tests.harness import Mesh
 from tests.waiting import eventually
+from tweet_svc import service as service_module
 from tweet_svc.core import HOT_RETWEETS
 from tweet_svc.relay import Relay
 from tweet_svc.sqlite import SqliteTweetStore
@@ -361,7 +362,7 @@ async def test_retweets_of_a_hot_tweet_go_the_slow_way_and_arrive(mesh: Mesh) ->
     made.append(await mesh.retweet(others[-1], tweet.tweet_id))
     ordinary = await mesh.retweet(others[0], cold.tweet_id)
     slow = [row.tweet_id for row in await mesh.tweet_store.unpublished(100, slow=True)]
-    assert slow == [retweet.tweet_id for retweet in made[HOT_RETWEETS - 1 :]]
+    assert slow == [retweet.tweet_id for retweet in made[HOT_RETWEETS:]]
     assert ordinary.tweet_id in {row.tweet_id for row in await mesh.tweet_store.unpublished(100)}
     await mesh.relay_all()
     topics = {fanout.tweets_of(fanout.read(record.value))[0]: record.topic for record in await mesh.take(100)}
@@ -384,10 +385,38 @@ async def test_nobody_heats_a_tweet_alone(mesh: Mesh) -> None:
     assert again.tweet_id not in ordinary, "who retweets again may wait"
 
 
-async def test_a_tweet_cools_down(mesh: Mesh) -> None:
-    author, *others = await people(mesh, HOT_RETWEETS + 2)
+async def test_a_storm_waits_at_the_door_and_not_for_ever(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "_HOT_CALLS_MAX", 6)
+    author, *others = await people(mesh, HOT_RETWEETS + 10)
     tweet = await mesh.post(author)
     for other in others[:HOT_RETWEETS]:
+        await mesh.retweet(other, tweet.tweet_id)
+    begun, release = list[int](), asyncio.Event()
+    create = mesh.tweet_store.create_retweet
+
+    async def held(retweet: StoredTweet, outbox_max: int, *, slow: bool = False) -> StoredTweet:
+        begun.append(retweet.author_id)
+        await release.wait()
+        return await create(retweet, outbox_max, slow=slow)
+
+    monkeypatch.setattr(mesh.tweet_store, "create_retweet", held)
+    *storm, late = others[HOT_RETWEETS:][:7]
+    calls = [asyncio.create_task(mesh.retweet(other, tweet.tweet_id)) for other in storm]
+    await eventually(lambda: len(begun) == 4 and sum(gate.calls_in_flight for gate in mesh.gates) == 6)
+    too_many = (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_RETWEETS")
+    assert await refused(mesh.retweet(late, tweet.tweet_id)) == too_many
+    await mesh.post(author)
+    assert len(begun) == 4, "the others wait"
+    release.set()
+    await asyncio.gather(*calls)
+    assert len(begun) == 6
+    await mesh.retweet(late, tweet.tweet_id)
+
+
+async def test_a_tweet_cools_down(mesh: Mesh) -> None:
+    author, *others = await people(mesh, HOT_RETWEETS + 3)
+    tweet = await mesh.post(author)
+    for other in others[: HOT_RETWEETS + 1]:
         await mesh.retweet(other, tweet.tweet_id)
     mesh.clock.advance(30_000)
     await mesh.renew_leases()
