@@ -124,7 +124,7 @@ class SqliteGraphStore(SqliteWorkerLeases, SqliteAuthorModes):
             found = {row[0]: User(*row) for row in rows}
             return [found[user_id] for user_id in user_ids if user_id in found]
 
-        return await self._database.read(work)
+        return await self._database.look(work)
 
     async def user_by_handle(self, handle: str) -> User | None:
         """See the port."""
@@ -133,7 +133,7 @@ class SqliteGraphStore(SqliteWorkerLeases, SqliteAuthorModes):
             row = connection.execute(f"SELECT {_USER} FROM users WHERE handle = ?", (handle,)).fetchone()
             return User(*row) if row else None
 
-        return await self._database.read(work)
+        return await self._database.look(work)
 
     async def follow(self, follower_id: int, followee_id: int) -> bool:
         """See the port."""
@@ -256,15 +256,16 @@ class SqliteGraphStore(SqliteWorkerLeases, SqliteAuthorModes):
             )
             return [row[0] for row in blocked_by], [row[0] for row in blocked]
 
-        return await self._database.read(work)
+        return await self._database.look(work)
 
     async def followers(self, author_id: int, bucket: int, after_id: int, limit: int) -> list[int]:
         """See the port."""
-        return await self._ids(
+        sql = (
             "SELECT follower_id FROM followers WHERE active = 1 AND followee_id = ? AND bucket = ?"
-            " AND follower_id > ? ORDER BY follower_id LIMIT ?",
-            (key(author_id), bucket, key(after_id), limit),
+            " AND follower_id > ? ORDER BY follower_id LIMIT ?"
         )
+        arguments = (key(author_id), bucket, key(after_id), limit)
+        return await self._database.look(lambda connection: [row[0] for row in connection.execute(sql, arguments)])
 
     async def list_followers(self, user_id: int, after_id: int, limit: int) -> list[int]:
         """See the port."""

@@ -65,7 +65,7 @@ class SqliteAuthorModes:
             ).fetchone()
             return AuthorState(Mode(row[0]), row[1], row[2], self._buckets(row[3])) if row else None
 
-        return await self._modes_database.read(work)
+        return await self._modes_database.look(work)
 
     async def move_modes(self, pull_from: int, push_below: int, now_ms: int, busy: Busy | None = None) -> int:
         """See the port."""
@@ -227,7 +227,7 @@ class SqliteAuthorModes:
             threshold = _setting(connection, _THRESHOLD)
             return FanoutPolicy(int(threshold), int(_setting(connection, _THRESHOLD_MIN) or 0)) if threshold else None
 
-        return await self._modes_database.read(work)
+        return await self._modes_database.look(work)
 
     async def set_fanout_policy(self, policy: FanoutPolicy) -> None:
         """See the port."""

@@ -59,7 +59,7 @@ _STREAM_LIMIT_MAX = 10_000
 _STREAM_LIMIT_DEFAULT = 1_000
 _STREAM_MESSAGE_IDS = 1_000
 _VERSION_MAX = 1 << 32
-_HOT_AT_ONCE = 4
+_HOT_AT_ONCE = 6
 _HOT_CALLS_MAX = 500
 _INLINE_SECONDS = 0.25
 """How long a reply waits for caches and lists: the worker repeats what they miss."""

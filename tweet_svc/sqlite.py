@@ -161,7 +161,7 @@ class SqliteTweetStore(SqliteWorkerLeases):
 
     async def retweet_of(self, author_id: int, original_id: int) -> StoredTweet | None:
         """See the port."""
-        return await self._database.read(
+        return await self._database.look(
             lambda connection: (
                 _retweet_of(connection, author_id, original_id)
                 or _retweet_of(connection, author_id, original_id, deleted=True)
@@ -181,7 +181,7 @@ class SqliteTweetStore(SqliteWorkerLeases):
 
     async def made_before(self, author_id: int, request: Request, now_ms: int) -> StoredTweet | None:
         """See the port."""
-        return await self._database.read(lambda connection: _made_before(connection, author_id, request, now_ms))
+        return await self._database.look(lambda connection: _made_before(connection, author_id, request, now_ms))
 
     async def tweets(self, tweet_ids: Sequence[int]) -> list[StoredTweet]:
         """See the port."""
@@ -190,7 +190,7 @@ class SqliteTweetStore(SqliteWorkerLeases):
             found = (_tweet(connection, tweet_id) for tweet_id in tweet_ids)
             return [tweet for tweet in found if tweet]
 
-        return await self._database.read(work)
+        return await self._database.look(work)
 
     async def author_tweet_ids(
         self, author_ids: Sequence[int], below_ids: Sequence[int], limits: Sequence[int]
@@ -288,7 +288,7 @@ class SqliteTweetStore(SqliteWorkerLeases):
             retweets = {i for i in tweet_ids if _retweet_of(connection, user_id, i)}
             return Engagements(frozenset(likes), frozenset(retweets))
 
-        return await self._database.read(work)
+        return await self._database.look(work)
 
     async def counts(self, tweet_ids: Sequence[int], flush_id: str) -> tuple[dict[int, Tally], bool]:
         """See the port."""
@@ -299,7 +299,7 @@ class SqliteTweetStore(SqliteWorkerLeases):
             added = connection.execute("SELECT 1 FROM count_flushes WHERE flush_id = ?", (flush_id,)).fetchone()
             return {tweet_id: Tally(*row) if row else Tally() for tweet_id, row in rows.items()}, added is not None
 
-        return await self._database.read(work)
+        return await self._database.look(work)
 
     async def add_counts(self, flush_id: str, sums: Mapping[int, Tally], now_ms: int) -> bool:
         """See the port."""
@@ -330,7 +330,7 @@ class SqliteTweetStore(SqliteWorkerLeases):
                 for event_id, author_id, tweet_id, kind, version in rows
             ]
 
-        return await self._database.read(work)
+        return await self._database.look(work)
 
     async def mark_published(self, rows: Sequence[OutboxRow], incarnation: str, now_ms: int) -> bool:
         """See the port."""
@@ -361,7 +361,7 @@ class SqliteTweetStore(SqliteWorkerLeases):
                 for table in _OUTBOX.values()
             )
 
-        return 0 if await self._database.read(_incarnation) == incarnation else await self._database.write(work)
+        return 0 if await self._database.look(_incarnation) == incarnation else await self._database.write(work)
 
     async def prune(self, published_before_ms: int, now_ms: int) -> bool:
         """See the port. A bounded number of rows each time."""

@@ -386,7 +386,7 @@ async def test_nobody_heats_a_tweet_alone(mesh: Mesh) -> None:
 
 
 async def test_a_storm_waits_at_the_door_and_not_for_ever(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "_HOT_CALLS_MAX", 6)
+    monkeypatch.setattr(service_module, "_HOT_CALLS_MAX", 8)
     author, *others = await people(mesh, HOT_RETWEETS + 10)
     tweet = await mesh.post(author)
     for other in others[:HOT_RETWEETS]:
@@ -400,16 +400,16 @@ async def test_a_storm_waits_at_the_door_and_not_for_ever(mesh: Mesh, monkeypatc
         return await create(retweet, outbox_max, slow=slow)
 
     monkeypatch.setattr(mesh.tweet_store, "create_retweet", held)
-    *storm, late = others[HOT_RETWEETS:][:7]
+    *storm, late = others[HOT_RETWEETS:][:9]
     calls = [asyncio.create_task(mesh.retweet(other, tweet.tweet_id)) for other in storm]
-    await eventually(lambda: len(begun) == 4 and sum(gate.calls_in_flight for gate in mesh.gates) == 6)
+    await eventually(lambda: len(begun) == 6 and sum(gate.calls_in_flight for gate in mesh.gates) == 8)
     too_many = (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_RETWEETS")
     assert await refused(mesh.retweet(late, tweet.tweet_id)) == too_many
     await mesh.post(author)
-    assert len(begun) == 4, "the others wait"
+    assert len(begun) == 6, "the others wait"
     release.set()
     await asyncio.gather(*calls)
-    assert len(begun) == 6
+    assert len(begun) == 8
     await mesh.retweet(late, tweet.tweet_id)
 
 
