@@ -40,6 +40,7 @@ from drills.graphs import Graph, evenly
 from drills.own_mesh import BUILD, ROOT, OwnMesh
 from drills.picture import Curve, Panel
 from launcher.data_folder import DataFolder
+from launcher.guard import run_when_idle
 from mesh.eventlog.topics import FANOUT_TASKS_SLOW
 from mesh.ids import time_ms_of
 
@@ -58,7 +59,6 @@ DELAY_TIMES_MAX = 2.0
 FAMOUS = 0
 """Whose tweet it is: an account that nobody follows, so that everybody sees it by a retweet."""
 AT_ONCE = 64
-_NICE = 10
 _LOOK_SECONDS = 1.0
 _DRAIN_SECONDS_MAX = 900.0
 _BEFORE, _DURING = "ordinary authors before", "ordinary authors during"
@@ -161,8 +161,9 @@ class Drill:
 
 
 def make_storm(folder: Path, user_ids: Sequence[int], original: int, at_once: int) -> list[int]:
-    """All of them retweet; in a process of its own. Returns the retweets' ids, in the users' order."""
-    os.nice(_NICE)
+    """All of them retweet; in a process of its own, which gives way to all others. Returns the retweets' ids, in the
+    users' order."""
+    run_when_idle()
     return asyncio.run(_make_storm(folder, user_ids, original, at_once))
 
 

@@ -31,15 +31,15 @@ class MisconfiguredError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to start. `serves` says whether it answers now, within about a second, and never raises. `nice`: how far it
-    gives way to others when processors are short."""
+    """What to start. `serves` says whether it answers now, within about a second, and never raises. `when_idle`:
+    it gives way to everything else when processors are short."""
 
     name: str
     address: str
     command: Sequence[str]
     environment: Mapping[str, str]
     serves: Callable[[], Awaitable[bool]]
-    nice: int = 0
+    when_idle: bool = False
 
 
 def restart_delay_seconds(crashes: int) -> float:
@@ -94,7 +94,7 @@ class Child:
     async def _live(self) -> int:
         """One life, from start to exit status."""
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-S", guard.__file__, str(os.getpid()), str(self.spec.nice)),
+            *(sys.executable, "-S", guard.__file__, str(os.getpid()), "idle" if self.spec.when_idle else "normal"),
             *self.spec.command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=PIPE,

@@ -17,7 +17,6 @@ HOST = "127.0.0.1"
 VALKEY = "valkey"
 SLOW_WORKER = "fanout_svc-slow"
 """Delivers what may wait, with what the others leave of the processor: they never wait for it."""
-_SLOW_NICE = 10
 _DRAIN_SECONDS = "0.1"
 """Nobody else serves here whom clients could turn to meanwhile."""
 
@@ -70,11 +69,11 @@ def make(
     def service(name: str) -> Spec:
         module = name.partition("-")[0]
         environment = {**common, "STARLING_LISTEN": at[name]}
-        nice = _SLOW_NICE if name == SLOW_WORKER else 0
+        slow = name == SLOW_WORKER
         if module == "fanout_svc":
-            taken = [FANOUT_TASKS_SLOW] if name == SLOW_WORKER else [TWEET_FANOUT, FANOUT_TASKS]
+            taken = [FANOUT_TASKS_SLOW] if slow else [TWEET_FANOUT, FANOUT_TASKS]
             environment["STARLING_FANOUT_TOPICS"] = ",".join(topic.name for topic in taken)
-        return Spec(name, at[name], (sys.executable, "-m", module), environment, probes.grpc_service(at[name]), nice)
+        return Spec(name, at[name], (sys.executable, "-m", module), environment, probes.grpc_service(at[name]), slow)
 
     return Plan(
         valkey=_valkey(valkey, at[VALKEY], folder.valkey.absolute(), inherited),

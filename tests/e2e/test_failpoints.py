@@ -25,7 +25,7 @@ VICTIMS = {
     "between-batches": "fanout_svc",
     "before-ack": "fanout_svc",
     "before-version-copy-deleted": "graph_svc",
-    "in-drain": "fanout_svc",
+    "in-drain": "fanout_svc-slow",
     "before-flush-finished": "tweet_svc",
 }
 ON_THE_WAY_OF_A_POST = list(VICTIMS)[:5]
