@@ -4,14 +4,19 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
 from mesh.errors import UnavailableError
 from mesh.valkey_connection import Command, Connection, connect
 
-__all__ = ["Command", "Valkey"]
+__all__ = ["Call", "Command", "Valkey"]
+
+T = TypeVar("T")
+
+Call = tuple[str, Sequence[str], Sequence[str | bytes | int | float]]
+"""Of a function: its name, keys and arguments."""
 
 # Once is enough to leave behind a connection to a server that was restarted. Time-outs aren't tried again.
 _ATTEMPTS = 2
@@ -29,10 +34,24 @@ def _refusal(error: ResponseError) -> str:
     return str(error) if words & _REFUSALS else ""
 
 
-def _raise_first(replies: Sequence[Any]) -> None:
+def raise_first(replies: Sequence[Any]) -> None:
+    """Raise the first error reply: UnavailableError when the server can't now, else the ResponseError."""
     for reply in replies:
         if isinstance(reply, ResponseError):
+            if refusal := _refusal(reply):
+                raise UnavailableError(f"Valkey refuses: {refusal}", reason="VALKEY_REFUSES") from reply
             raise reply
+
+
+def function_is_missing(error: ResponseError) -> bool:
+    """Whether a server says so of a function library's function."""
+    return "function not found" in str(error).lower()
+
+
+def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """The items in pieces of `size`, the last one shorter."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 class Valkey:
@@ -108,6 +127,19 @@ class Valkey:
             raise
         self._away = False
 
+    def run_id_of(self, key: str) -> str:
+        """Of the server process that has the key."""
+        return self.run_id
+
+    def batches(self, keys: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+        """The keys, in any order, in pieces of at most `size` that one function call may be given."""
+        return chunks(keys, size)
+
+    async def replies(self, commands: Sequence[Command]) -> list[Any]:
+        """Many commands in one round trip; error replies are among the replies."""
+        with self._reaching():
+            return await self._execute(commands)
+
     async def call(self, *command: str | bytes | int | float) -> Any:
         """One command. Replies are as RESP3 has them, strings as bytes."""
         return (await self.pipeline([command]))[0]
@@ -123,35 +155,32 @@ class Valkey:
                 connection.close()  # The server forgets the wait with it.
                 raise
             self._idle.append(connection)
-            _raise_first(replies)
-            return replies[0]
+        raise_first(replies)
+        return replies[0]
 
     async def pipeline(self, commands: Sequence[Command], *, atomic: bool = False) -> list[Any]:
         """Many commands in one round trip; `atomic`: inside MULTI. The first error reply is raised."""
         if not commands:
             return []
-        with self._reaching():
-            replies = await self._execute([("MULTI",), *commands, ("EXEC",)] if atomic else commands)
-            _raise_first(replies)
-            if atomic:
-                replies = replies[-1]
-                _raise_first(replies)
-            return replies
+        replies = await self.replies([("MULTI",), *commands, ("EXEC",)] if atomic else commands)
+        raise_first(replies)
+        if atomic:
+            replies = replies[-1]
+            raise_first(replies)
+        return replies
 
     async def fcall(self, function: str, keys: Sequence[str], *args: str | bytes | int | float) -> Any:
         """Call a function of the libraries, loading them first where the server doesn't have them."""
         return (await self.fcalls([(function, keys, args)]))[0]
 
-    async def fcalls(
-        self, calls: Sequence[tuple[str, Sequence[str], Sequence[str | bytes | int | float]]]
-    ) -> list[Any]:
+    async def fcalls(self, calls: Sequence[Call]) -> list[Any]:
         """Many function calls in one round trip. They run again where the functions had to be loaded, and after a lost
         connection: those that aren't idempotent count what may be a little off."""
         commands = [("FCALL", name, len(keys), *keys, *args) for name, keys, args in calls]
         try:
             return await self.pipeline(commands)
         except ResponseError as error:
-            if "function not found" not in str(error).lower():
+            if not function_is_missing(error):
                 raise
         await self.load()
         return await self.pipeline(commands)

@@ -138,7 +138,7 @@ class HomeReader:
             replies = await self._valkey.pipeline([*commands, self._versions.get_command(viewer_id)], atomic=True)
         except UnavailableError:
             return None, None
-        return parse_view(replies, count), self._versions.parse(replies[-1])
+        return parse_view(replies, count), self._versions.parse(viewer_id, replies[-1])
 
     async def _viewer(self, viewer_id: int, version: int | None) -> ViewerContext:
         """The viewer's context: the one at hand while the copy of the version says that it's right, else afresh."""

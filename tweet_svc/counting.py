@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from mesh import failpoints
-from mesh.caches.counts import Counts, Tally
+from mesh.caches.counts import Counts, Shard, Tally
 from mesh.clock import Clock
 from mesh.errors import StarlingError, UnavailableError
 from starling.tweet.v1 import tweet_pb2
@@ -37,15 +37,22 @@ class Counting:
             return {}
         try:
             async with asyncio.timeout(_CACHE_SECONDS):
-                found = await self._counts.find(tweet_ids)
-                missing = [tweet_id for tweet_id in tweet_ids if tweet_id not in found.counts]
-                if not missing:
-                    return found.counts
-                stored, added = await self._store.counts(missing, found.unfinished_flush)
-                return {**found.counts, **await self._counts.fill(stored, found, added=added)}
+                found = await self._counts.get(tweet_ids)
+                missing = self._counts.by_shard(tweet_id for tweet_id in tweet_ids if tweet_id not in found)
+                for filled in await asyncio.gather(*(self._filled(shard, ids) for shard, ids in missing.items())):
+                    found |= filled
+                return found
         except (TimeoutError, UnavailableError) as error:
             log.debug("no counts: %s", error)
             return {}
+
+    async def _filled(self, shard: Shard, tweet_ids: Sequence[int]) -> Mapping[int, tweet_pb2.TweetCounts]:
+        found = await shard.find(tweet_ids)
+        missing = [tweet_id for tweet_id in tweet_ids if tweet_id not in found.counts]
+        if not missing:
+            return found.counts
+        stored, added = await self._store.counts(missing, found.unfinished_flush)
+        return {**found.counts, **await shard.fill(stored, found, added=added)}
 
     async def begin(self, tweet_id: int) -> None:
         """A tweet is new: its counts are 0. Raises UnavailableError."""
@@ -67,14 +74,17 @@ class Counting:
                 log.warning("counts of %s are off: %s", list(changes), error)
 
     async def flush(self) -> bool:
-        """Bring a part of the changes to the store; False when there was none. Raises UnavailableError."""
-        flush = await self._counts.take()
+        """Bring a part of each shard's changes to the store; False when there was none. Raises UnavailableError."""
+        return any(await asyncio.gather(*map(self._flush, self._counts.shards)))
+
+    async def _flush(self, shard: Shard) -> bool:
+        flush = await shard.take()
         if flush is None:
             return False
         await self._store.add_counts(flush.flush_id, flush.sums, self._clock.now_ms())
         if failpoints.ARMED:
             failpoints.hit("before-flush-finished")
-        await self._counts.finish(flush)
+        await shard.finish(flush)
         return True
 
     async def run(self, stopping: asyncio.Event, every_seconds: float) -> None:

@@ -1,13 +1,15 @@
-"""Counts of what is done with tweets: `tweet_counts:<id>`, for 5 minutes; and what has changed since the last flush.
+"""Counts of what is done with tweets: `tweet_counts:{shard}:<id>`, for 5 minutes; and what has changed since the last
+flush. Shards are what has one hash slot in a cluster.
 
-Changes wait in one hash, `tweet_counts_pending`. A flush takes a part of it, under a fresh id, into
-`tweet_counts_taken`; the store adds the sums, once for each id; then the flush is over. Where a flusher died, the next
-one finds what was taken, under the same id.
+A shard's changes wait in one hash, `tweet_counts_pending:{shard}`. A flush takes a part of it, under a fresh id, into
+`tweet_counts_taken:{shard}`; the store adds the sums, once for each id; then the flush is over. Where a flusher died,
+the next one finds what was taken, under the same id.
 """
 
+import asyncio
 import secrets
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,6 +17,8 @@ from mesh.valkey import Command, Valkey
 from starling.tweet.v1 import tweet_pb2
 
 TTL_SECONDS = 300
+SHARDS = 64
+_HASH_FACTOR = 0x9E3779B97F4A7C15
 FLUSH_MAX = 1_000
 """Changed numbers that one flush takes: a bound to the store's transaction."""
 _DONE = "done:"
@@ -54,15 +58,21 @@ class Found:
 
 
 class Counts:
-    """All methods raise UnavailableError."""
+    """The counts of all tweets. All methods that ask Valkey raise UnavailableError."""
 
-    def __init__(self, valkey: Valkey) -> None:
+    def __init__(self, valkey: Valkey, shards: int = SHARDS) -> None:
         self._valkey = valkey
-        self._pending = f"{valkey.key_prefix}tweet_counts_pending"
-        self._taken = f"{valkey.key_prefix}tweet_counts_taken"
+        self.shards = [Shard(valkey, number) for number in range(shards)]
 
-    def _key(self, tweet_id: int) -> str:
-        return f"{self._valkey.key_prefix}tweet_counts:{tweet_id}"
+    def _shard(self, tweet_id: int) -> "Shard":
+        return self.shards[tweet_id * _HASH_FACTOR % (1 << 64) * len(self.shards) >> 64]
+
+    def by_shard(self, tweet_ids: Iterable[int]) -> "dict[Shard, list[int]]":
+        """The ids by where they are kept."""
+        found: dict[Shard, list[int]] = {}
+        for tweet_id in tweet_ids:
+            found.setdefault(self._shard(tweet_id), []).append(tweet_id)
+        return found
 
     async def get(self, tweet_ids: Sequence[int]) -> dict[int, tweet_pb2.TweetCounts]:
         """What is cached of these, in one round trip."""
@@ -70,16 +80,41 @@ class Counts:
 
     def get_command(self, tweet_ids: Sequence[int]) -> Command:
         """To be sent along with other commands (at least one id); `parse` reads the reply."""
-        return ("MGET", *(self._key(tweet_id) for tweet_id in tweet_ids))
+        return ("MGET", *(self._shard(tweet_id).key(tweet_id) for tweet_id in tweet_ids))
 
     @staticmethod
     def parse(tweet_ids: Sequence[int], values: Sequence[bytes | None]) -> dict[int, tweet_pb2.TweetCounts]:
         """What the reply says of these."""
         return _parsed(tweet_ids, values)
 
+    async def begin(self, tweet_id: int) -> None:
+        """Cache that a tweet which is new has none, unless something is known."""
+        zeros = ":".join("0" for _ in Tally._fields)
+        await self._valkey.call("SET", self._shard(tweet_id).key(tweet_id), zeros, "EX", TTL_SECONDS, "NX")
+
+    async def add(self, changes: Mapping[int, Tally]) -> None:
+        """Note changes: for the next flush, and in cached counts."""
+        by_shard = self.by_shard(changes).items()
+        await asyncio.gather(*(shard.add({i: changes[i] for i in tweet_ids}) for shard, tweet_ids in by_shard))
+
+
+class Shard:
+    """A part of them. All methods raise UnavailableError."""
+
+    def __init__(self, valkey: Valkey, number: int) -> None:
+        self._valkey = valkey
+        self._tag = f"{{counts{number}}}"
+        self._pending = f"{valkey.key_prefix}tweet_counts_pending:{self._tag}"
+        self._taken = f"{valkey.key_prefix}tweet_counts_taken:{self._tag}"
+
+    def key(self, tweet_id: int) -> str:
+        """Of a tweet's cached counts."""
+        return f"{self._valkey.key_prefix}tweet_counts:{self._tag}:{tweet_id}"
+
     async def find(self, tweet_ids: Sequence[int]) -> Found:
-        """As `get`, with what `fill` needs for those that are missing. At least one id."""
-        cached, state = await self._valkey.pipeline([self.get_command(tweet_ids), ("HGET", self._taken, "flush")])
+        """What is cached of these (at least one), and what `fill` needs for those that are missing."""
+        get = ("MGET", *map(self.key, tweet_ids))
+        cached, state = await self._valkey.pipeline([get, ("HGET", self._taken, "flush")])
         return Found(_parsed(tweet_ids, cached), (state or b"").decode())
 
     async def fill(self, stored: Mapping[int, Tally], found: Found, *, added: bool) -> dict[int, tweet_pb2.TweetCounts]:
@@ -91,16 +126,11 @@ class Counts:
             return {}
         values = await self._valkey.fcall(
             "cache_fill_counts_v1",
-            [self._pending, self._taken, *map(self._key, stored)],
+            [self._pending, self._taken, *map(self.key, stored)],
             *(found.state, int(added or not found.unfinished_flush), TTL_SECONDS),
             *(part for tweet_id, tally in stored.items() for part in (tweet_id, *tally)),
         )
         return _parsed(list(stored), values) if values else {}
-
-    async def begin(self, tweet_id: int) -> None:
-        """Cache that a tweet which is new has none, unless something is known."""
-        zeros = ":".join("0" for _ in Tally._fields)
-        await self._valkey.call("SET", self._key(tweet_id), zeros, "EX", TTL_SECONDS, "NX")
 
     async def add(self, changes: Mapping[int, Tally]) -> None:
         """Note changes: for the next flush, and in cached counts."""
@@ -111,7 +141,7 @@ class Counts:
             if change
         ]
         if changed:
-            keys = [self._pending, *(self._key(tweet_id) for tweet_id, _, _ in changed)]
+            keys = [self._pending, *(self.key(tweet_id) for tweet_id, _, _ in changed)]
             await self._valkey.fcall("cache_add_counts_v1", keys, *(part for change in changed for part in change))
 
     async def take(self) -> Flush | None:

@@ -32,19 +32,22 @@ class ViewerVersions:
     def _key(self, viewer_id: int) -> str:
         return f"{self._valkey.key_prefix}viewer_version:{viewer_id}"
 
+    def _run_id(self, viewer_id: int) -> str:
+        return self._valkey.run_id_of(self._key(viewer_id))
+
     def get_command(self, viewer_id: int) -> Command:
         """To be sent along with other commands; `parse` reads the reply."""
         return ("GET", self._key(viewer_id))
 
-    def parse(self, reply: bytes | None) -> int | None:
+    def parse(self, viewer_id: int, reply: bytes | None) -> int | None:
         """The version, or None for a miss: no copy, a lease, or a copy that another server process made."""
         kind, _, copy = (reply or b"").partition(b":")
         run_id, _, version = copy.partition(b":")
-        return int(version) if kind == b"v" and run_id.decode() == self._valkey.run_id else None
+        return int(version) if kind == b"v" and run_id.decode() == self._run_id(viewer_id) else None
 
     async def lease(self, viewer_id: int) -> Lease | None:
         """The right to fill; None when another reader has it."""
-        lease = Lease(viewer_id, secrets.token_hex(8), self._valkey.run_id)
+        lease = Lease(viewer_id, secrets.token_hex(8), self._run_id(viewer_id))
         taken = await self._valkey.fcall(
             "cache_lease_version_v1", [self._key(viewer_id)], lease.token, lease.run_id, LEASE_MS
         )

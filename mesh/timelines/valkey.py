@@ -11,15 +11,13 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 from mesh.clock import Clock
 from mesh.timelines.port import ListKey, ListKind, ListState, ListView, TailRecord
-from mesh.valkey import Command, Valkey
+from mesh.valkey import Call, Command, Valkey, chunks
 
 log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 LIBRARY = importlib.resources.files(__package__).joinpath("timelines.lua").read_text("utf-8")
 
@@ -30,7 +28,7 @@ _IDS_PER_CALL_MAX = 64
 _INSERTS_PER_CALL_MAX = 1024
 # Bounds what a round trip holds in memory on both sides (4 calls: about 100 KB); more wouldn't be faster,
 # since the server is busy throughout, and other clients get their turn between the calls.
-_CALLS_PER_ROUND_TRIP_MAX = 4
+_FULL_CALLS_PER_ROUND_TRIP_MAX = 4
 # About 1 MB of replies.
 _LISTS_PER_ROUND_TRIP_MAX = 64
 # Read and written by one merge; about half a microsecond each.
@@ -119,7 +117,7 @@ class ValkeyTimelines:
     async def read_many(self, keys: Sequence[ListKey], count: int) -> list[ListView | None]:
         """See the port. A bounded number of lists in a round trip, all in one view."""
         views: list[ListView | None] = []
-        for some in _chunks(keys, _LISTS_PER_ROUND_TRIP_MAX):
+        for some in chunks(keys, _LISTS_PER_ROUND_TRIP_MAX):
             commands = [self.read_commands(key, count) for key in some]
             replies = await self._valkey.pipeline([one for each in commands for one in each], atomic=True)
             for each in commands:
@@ -129,16 +127,13 @@ class ValkeyTimelines:
 
     async def bounds(self, keys: Sequence[ListKey]) -> list[int | None]:
         """See the port."""
-        calls = [
-            ("timeline_bounds_v1", some, ()) for some in _chunks([self._name(k) for k in keys], _KEYS_PER_CALL_MAX)
-        ]
-        replies = [
-            one
-            for some in _chunks(calls, _CALLS_PER_ROUND_TRIP_MAX)
-            for reply in await self._valkey.fcalls(some)
-            for one in reply
-        ]
-        return [int(bound) if bound else None for bound in replies]
+        names = [self._name(key) for key in keys]
+        found: dict[str, Any] = {}
+        calls = [("timeline_bounds_v1", some, ()) for some in self._valkey.batches(names, _KEYS_PER_CALL_MAX)]
+        for several in _round_trips(calls, _KEYS_PER_CALL_MAX):
+            for (_, some, _), reply in zip(several, await self._valkey.fcalls(several), strict=True):
+                found.update(zip(some, reply, strict=True))
+        return [int(bound) if (bound := found[name]) else None for name in names]
 
     def read_commands(self, key: ListKey, count: int) -> list[Command]:
         """The commands of one read, for a caller who has more to ask in the same round trip.
@@ -159,21 +154,18 @@ class ValkeyTimelines:
         names = [self._name(key) for key in keys]
         ordered = _ascending(ids)
         existing = await self._push_pass(names, ordered[:_IDS_PER_CALL_MAX])
-        for some in _chunks(ordered[_IDS_PER_CALL_MAX:], _IDS_PER_CALL_MAX):
+        for some in chunks(ordered[_IDS_PER_CALL_MAX:], _IDS_PER_CALL_MAX):
             await self._push_pass(names, some)
         return existing
 
     async def _push_pass(self, names: Sequence[str], ids: Sequence[int]) -> int:
-        """Push a few ids into all lists; how many of them exist.
-
-        A client for a cluster would cut the batches at hash tags (one call, one slot) here, and only here.
-        """
+        """Push a few ids into all lists; how many of them exist."""
         assert len(ids) <= _IDS_PER_CALL_MAX
         keys_max = min(_KEYS_PER_CALL_MAX, _INSERTS_PER_CALL_MAX // max(1, len(ids)))
         args = (self.cap, self._slack, *ids)
-        calls = [("timeline_push_v1", batch, args) for batch in _chunks(names, keys_max)]
+        calls = [("timeline_push_v1", batch, args) for batch in self._valkey.batches(names, keys_max)]
         existing = 0
-        for some in _chunks(calls, _CALLS_PER_ROUND_TRIP_MAX):
+        for some in _round_trips(calls, keys_max):
             existing += sum(await self._valkey.fcalls(some))
         assert existing <= len(names)
         return existing
@@ -212,9 +204,10 @@ class ValkeyTimelines:
         newest = self._newest(ids)
         keys_max = max(1, _MERGE_ELEMENTS_PER_CALL_MAX // (self.cap + len(newest)))
         args = (down_to, self.cap, *newest)
-        calls = [("timeline_merge_v1", batch, args) for batch in _chunks([self._name(key) for key in keys], keys_max)]
+        names = [self._name(key) for key in keys]
+        calls = [("timeline_merge_v1", batch, args) for batch in self._valkey.batches(names, keys_max)]
         existing = 0
-        for some in _chunks(calls, _CALLS_PER_ROUND_TRIP_MAX):
+        for some in _round_trips(calls, keys_max):
             existing += sum(await self._valkey.fcalls(some))
         return existing
 
@@ -247,6 +240,20 @@ class ValkeyTimelines:
         return True
 
 
+def _round_trips(calls: Sequence[Call], keys_max: int) -> Iterator[Sequence[Call]]:
+    """The calls in groups, each of no more keys than so many full calls have."""
+    some: list[Call] = []
+    keys = 0
+    for call in calls:
+        if some and keys + len(call[1]) > keys_max * _FULL_CALLS_PER_ROUND_TRIP_MAX:
+            yield some
+            some, keys = [], 0
+        some.append(call)
+        keys += len(call[1])
+    if some:
+        yield some
+
+
 def _ascending(ids: Sequence[int]) -> list[int]:
     """Each id once, in the order that the functions ask for."""
     ordered = sorted(set(ids))
@@ -265,8 +272,3 @@ def _check_uint64(*numbers: int) -> None:
 def _check_token(token: str) -> None:
     if not _TOKEN.fullmatch(token):
         raise ValueError(f"not a life's token (1 to 64 of A-Z a-z 0-9 _ -): {token!r}")
-
-
-def _chunks(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
-    for start in range(0, len(items), size):
-        yield items[start : start + size]

@@ -23,7 +23,7 @@ def change(mesh: Mesh, rpc: str) -> Callable[[int, int], Any]:
 async def copies_left(mesh: Mesh, *viewer_ids: int) -> list[int]:
     """Which of the viewers have a copy of their version; all of them had one before."""
     versions = ViewerVersions(mesh.valkey)
-    return [v for v in viewer_ids if versions.parse(await mesh.valkey.call(*versions.get_command(v))) is not None]
+    return [v for v in viewer_ids if versions.parse(v, await mesh.valkey.call(*versions.get_command(v))) is not None]
 
 
 async def make_copies(mesh: Mesh, *viewer_ids: int) -> None:

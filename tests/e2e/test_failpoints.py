@@ -82,7 +82,8 @@ async def like_patiently(client: Client, user: int, tweet: int) -> None:
 async def flush_is_over(mesh: RunningMesh) -> bool:
     valkey = Valkey(mesh.mesh.valkey_url)
     try:
-        return bool((await valkey.call("HGET", "tweet_counts_taken", "flush") or b"").startswith(b"done:"))
+        states = [await valkey.call("HGET", key, "flush") for key in await valkey.call("KEYS", "tweet_counts_taken:*")]
+        return bool(states) and all(state.startswith(b"done:") for state in states)
     finally:
         await valkey.close()
 

@@ -23,7 +23,7 @@ async def valkey(valkey_url: str, key_prefix: str) -> AsyncIterator[Valkey]:
 
 
 async def version(versions: ViewerVersions, valkey: Valkey) -> int | None:
-    return versions.parse(await valkey.call(*versions.get_command(5)))
+    return versions.parse(5, await valkey.call(*versions.get_command(5)))
 
 
 async def test_the_highest_version_of_a_body_stays(valkey: Valkey) -> None:
@@ -113,7 +113,7 @@ TWEETS = (1, 2, 3)
 async def test_cached_counts_are_right_whatever_flushers_and_readers_do(valkey: Valkey, seed: int) -> None:
     """Flushers stop between any two steps, or go on much later; readers fill with what they read before."""
     chance = random.Random(seed)
-    counts, store, truth = Counts(valkey), CountStore(), dict.fromkeys(TWEETS, Tally())
+    counts, store, truth = Counts(valkey, shards=1), CountStore(), dict.fromkeys(TWEETS, Tally())
     taken: list[Flush] = []
     found: list[Found] = []
     read: list[tuple[Found, dict[int, Tally], bool]] = []
@@ -124,71 +124,71 @@ async def test_cached_counts_are_right_whatever_flushers_and_readers_do(valkey: 
                 change = Tally(likes=chance.choice([0, 1, 1, 2]), replies=chance.choice([0, 1]))
                 truth[number] = plus(truth[number], change)
                 await counts.add({number: change})
-            case "take" if flush := await counts.take():
+            case "take" if flush := await counts.shards[0].take():
                 taken.append(flush)
             case "store" if taken:
                 store.add(chance.choice(taken))
             case "finish" if done := [flush for flush in taken if flush.flush_id in store.flushes]:
-                await counts.finish(chance.choice(done))
+                await counts.shards[0].finish(chance.choice(done))
             case "find":
-                found.append(await counts.find(TWEETS))
+                found.append(await counts.shards[0].find(TWEETS))
             case "read" if found:
                 read.append((state := found.pop(), *store.read(state)))
             case "fill" if read:
                 state, sums, added = read.pop()
-                filled = await counts.fill(sums, state, added=added)
+                filled = await counts.shards[0].fill(sums, state, added=added)
                 assert filled in ({}, {number: message(tally) for number, tally in truth.items()})
             case "expire":
-                await valkey.call("DEL", f"{valkey.key_prefix}tweet_counts:{chance.choice(TWEETS)}")
+                await valkey.call("DEL", counts.shards[0].key(chance.choice(TWEETS)))
         for number, cached in (await counts.get(TWEETS)).items():
             assert cached == message(truth[number])
-    while flush := await counts.take():
+    while flush := await counts.shards[0].take():
         store.add(flush)
-        await counts.finish(flush)
+        await counts.shards[0].finish(flush)
     assert {number: store.sums.get(number, Tally()) for number in TWEETS} == truth
 
 
 async def test_a_flush_takes_a_bounded_part(valkey: Valkey) -> None:
-    counts, store = Counts(valkey), CountStore()
+    counts, store = Counts(valkey, shards=1), CountStore()
     for start in range(1, 2 * FLUSH_MAX, 500):
         await counts.add({number: Tally(likes=1) for number in range(start, start + 500)})
     for _ in range(2):
-        flush = await counts.take()
+        flush = await counts.shards[0].take()
         assert flush
         assert len(flush.sums) == FLUSH_MAX
-        again = await counts.take()
+        again = await counts.shards[0].take()
         assert again == flush, "what is unfinished comes first"
         store.add(flush)
-        await counts.finish(flush)
-    assert await counts.take() is None
+        await counts.shards[0].finish(flush)
+    assert await counts.shards[0].take() is None
     assert store.sums == dict.fromkeys(range(1, 2 * FLUSH_MAX + 1), Tally(likes=1))
 
 
 async def test_what_was_undone_needs_no_flush(valkey: Valkey) -> None:
-    counts = Counts(valkey)
+    counts = Counts(valkey, shards=1)
     await counts.add({1: Tally(likes=1, quotes=1)})
     await counts.add({1: Tally(likes=-1, quotes=-1)})
-    assert await counts.take() is None
+    assert await counts.shards[0].take() is None
     assert await counts.get([1]) == {}
     assert await counts.get([]) == {}
 
 
 async def test_counts_are_cached_for_a_while_and_never_below_zero(valkey: Valkey) -> None:
-    counts = Counts(valkey)
-    found = await counts.find([1, 2])
+    counts = Counts(valkey, shards=1)
+    found = await counts.shards[0].find([1, 2])
     assert found == Found({}, "")
-    assert await counts.fill({1: Tally(likes=1), 2: Tally(2, 3, 4, 5)}, found, added=True) == {
+    assert await counts.shards[0].fill({1: Tally(likes=1), 2: Tally(2, 3, 4, 5)}, found, added=True) == {
         1: TweetCounts(likes=1),
         2: TweetCounts(likes=2, retweets=3, replies=4, quotes=5),
     }
     await counts.add({1: Tally(likes=-3)})
     assert await counts.get([1, 3]) == {1: TweetCounts()}
-    assert 0 < await valkey.call("TTL", f"{valkey.key_prefix}tweet_counts:1") <= 300
+    assert 0 < await valkey.call("TTL", counts.shards[0].key(1)) <= 300
 
 
 async def test_a_change_of_thousands_of_counts_at_once_is_noted(valkey: Valkey) -> None:
-    counts = Counts(valkey)
+    counts = Counts(valkey, shards=1)
     await counts.add({number: Tally(1, 1, 1, 1) for number in range(1, 1_001)})
-    flush = await counts.take()
+    flush = await counts.shards[0].take()
     assert flush
     assert sum(sum(tally) for tally in flush.sums.values()) == FLUSH_MAX
