@@ -104,6 +104,17 @@ async def test_k1_a_slow_fanout_is_neither_taken_away_nor_lost_with_its_worker(
     await valkey.close()
 
 
+async def dead_letters(cluster: Kafka) -> dict[bytes, event_pb2.DeadLetter]:
+    """By what was buried."""
+    topic = topics.FANOUT_DEAD_LETTERS
+    reader = KafkaConsumer(cluster, topic=topic, group="reader", name="reader", dead_letters=topic)
+    try:
+        letters = [event_pb2.DeadLetter.FromString(record.value) for record in await reader.poll(10, 0)]
+    finally:
+        await reader.close()
+    return {letter.value: letter for letter in letters}
+
+
 async def test_k2_poison_stops_no_partition(mesh: Mesh, kafka_cluster: Cluster, key_prefix: str) -> None:
     author, follower = await people(mesh, 2)
     await mesh.follow(follower, author)
@@ -147,24 +158,15 @@ async def test_k2_poison_stops_no_partition(mesh: Mesh, kafka_cluster: Cluster, 
         return await consumer.dead_letters() == 2 and not any(lag.messages for lag in await consumer.lag())
 
     await eventually(are_buried, 10)
-    reader = KafkaConsumer(
-        cluster,
-        topic=topics.FANOUT_DEAD_LETTERS,
-        group="reader",
-        name="reader",
-        dead_letters=topics.FANOUT_DEAD_LETTERS,
-    )
-    letters = [event_pb2.DeadLetter.FromString(record.value) for record in await reader.poll(10, 0)]
-    by_value = {letter.value: letter for letter in letters}
-    assert by_value.keys() == set(records[:2])
+    letters = await dead_letters(cluster)
+    assert letters.keys() == set(records[:2])
     for offset, (value, cause) in enumerate(zip(records[:2], ("not a TweetEvent", "unknown author"), strict=True)):
-        letter = by_value[value]
+        letter = letters[value]
         assert (letter.topic, letter.position) == (topics.TWEET_FANOUT.name, str(offset))
-        assert letter.partition == letters[0].partition
+        assert letter.partition == letters[records[0]].partition
         assert cause in letter.cause
     assert not running.done(), "it goes on, as it was"
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await consumer.close()
-    await reader.close()
     await cluster.close()

@@ -13,7 +13,7 @@ from backends import servers, valkey_cluster
 from backends.servers import BackendError, Cluster, MissingToolError, Server, remember, remembered, start_all
 from tests.running_backends import running
 
-SLEEPER = (sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)")
+SLEEPER = (sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()")
 
 
 @pytest.fixture
