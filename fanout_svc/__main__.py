@@ -17,7 +17,7 @@ from mesh.caches.bodies import Bodies
 from mesh.clock import SystemClock
 from mesh.config import Config, load
 from mesh.eventlog import topics, valkey_streams
-from mesh.eventlog.port import Topic
+from mesh.eventlog.choice import open_log
 from mesh.server import run
 from mesh.timelines import valkey as valkey_timelines
 from mesh.valkey import Valkey
@@ -50,6 +50,7 @@ class App:
         clock = SystemClock()
         libraries = (valkey_timelines.LIBRARY, valkey_streams.LIBRARY, caches.LIBRARY)
         self._valkey = Valkey(config.valkey_url, key_prefix=config.key_prefix, libraries=libraries)
+        self._log = open_log(config, self._valkey)
         self._graph = channels.connect(config.graph_target, max_message_bytes=config.max_message_bytes)
         self._tweets = channels.connect(config.tweet_target, max_message_bytes=config.max_message_bytes)
         credentials = principals.Credentials(config.auth_secret.get_secret_value(), principals.service(self.name))
@@ -57,13 +58,16 @@ class App:
         self._deliveries = Deliveries()
         name = process_name()
         taken = [topic for topic in _HANDS if topic.name in config.fanout_topics.split(",")]
-        self._consumers = [self._consumer(name, topic) for topic in taken]
-        self._lag = valkey_streams.StreamsLagReader(self._valkey, list(_HANDS), topics.FANOUT_WORKERS)
+        self._consumers = [
+            self._log.consumer(topic, topics.FANOUT_WORKERS, name, topics.FANOUT_DEAD_LETTERS) for topic in taken
+        ]
+        self._lag = self._log.lag_reader(list(_HANDS), topics.FANOUT_WORKERS)
+        producer = self._log.producer([topics.FANOUT_TASKS, topics.FANOUT_TASKS_SLOW])
         timelines = valkey_timelines.ValkeyTimelines(self._valkey, clock)
         self._workers = [
             Worker(
                 consumer=consumer,
-                producer=valkey_streams.StreamsProducer(self._valkey, [topics.FANOUT_TASKS, topics.FANOUT_TASKS_SLOW]),
+                producer=producer,
                 timelines=timelines,
                 bodies=Bodies(self._valkey),
                 peers=Peers(self._graph, self._tweets, credentials),
@@ -74,15 +78,6 @@ class App:
             )
             for consumer, topic in zip(self._consumers, taken, strict=True)
         ]
-
-    def _consumer(self, name: str, topic: Topic) -> valkey_streams.StreamsConsumer:
-        return valkey_streams.StreamsConsumer(
-            self._valkey,
-            topics=[topic],
-            group=topics.FANOUT_WORKERS,
-            name=name,
-            dead_letters=topics.FANOUT_DEAD_LETTERS,
-        )
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         """See the protocol."""
@@ -102,6 +97,7 @@ class App:
         """See the protocol."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._valkey.close)
+            stack.push_async_callback(self._log.close)
             stack.push_async_callback(self._graph.close)
             stack.push_async_callback(self._tweets.close)
             for consumer in self._consumers:

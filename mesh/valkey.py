@@ -131,6 +131,11 @@ class Valkey:
         """Of the server process that has the key."""
         return self.run_id
 
+    async def life(self) -> str:
+        """Names what must be another when data may have been lost. Raises UnavailableError."""
+        await self.ping()
+        return self.run_id
+
     def batches(self, keys: Sequence[str], size: int) -> Iterator[Sequence[str]]:
         """The keys, in any order, in pieces of at most `size` that one function call may be given."""
         return chunks(keys, size)

@@ -71,6 +71,11 @@ class ValkeyCluster(Valkey):
         """Of the process that has the key; empty: not known yet."""
         return self._node(self._owners[_slot_of(key)]).run_id if self._owners else ""
 
+    async def life(self) -> str:
+        """The processes that have the slots: a replica that takes over may lack its master's last moments."""
+        await self.ping()
+        return " ".join(sorted({self._node(address).run_id for address in self._owners}))
+
     def batches(self, keys: Sequence[str], size: int) -> Iterator[Sequence[str]]:
         """By slot."""
         by_slot = defaultdict[int, list[str]](list)

@@ -15,8 +15,11 @@ import pytest
 import pytest_asyncio
 from hypothesis import settings
 
+from backends import kafka
+from backends.servers import Cluster
 from launcher.valkey_server import find_valkey_server
 from tests.harness import Mesh, running_mesh
+from tests.running_backends import running
 
 # A timing is no test; and what passed once passes again, unless new examples are asked for.
 _seeks = os.environ.get("STARLING_MODEL_SEED") == "random"
@@ -50,6 +53,13 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of this test process's own Valkey, which its tests share: nobody flushes it."""
     with running_valkey(tmp_path_factory.mktemp("valkey")) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One broker, which the tests of this process share; topics and groups are named at random."""
+    with running(kafka, tmp_path_factory.mktemp("kafka") / "cluster") as cluster:
+        yield cluster
 
 
 def _await_socket(path: Path, server: "subprocess.Popen[bytes]") -> None:

@@ -74,7 +74,7 @@ class Relay:
             again = await self._store.republish(incarnation, self._clock.now_ms() - KEEP_MS)
             self._incarnation = incarnation
         if again:
-            log.warning("the event log was restarted: %d events are published again", again)
+            log.warning("the event log, or what it fills, was restarted: %d events are published again", again)
         return incarnation
 
     async def _mark(self, rows: Sequence[OutboxRow], incarnation: str) -> None:
