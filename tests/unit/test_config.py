@@ -1,13 +1,12 @@
 """Configuration: from the environment, refused at boot by name."""
 
-from typing import Any
-
 import pytest
 
 from mesh.config import Config, load
 from mesh.eventlog.choice import open_log
 from mesh.eventlog.kafka import KafkaProducer
 from mesh.eventlog.valkey_streams import StreamsProducer
+from mesh.valkey import Valkey
 
 SECRET = "a secret that is at least 32 bytes long"
 GOOD = {"STARLING_AUTH_SECRET": SECRET, "STARLING_PAGE_TOKEN_KEYS": f"{SECRET},{SECRET}2"}
@@ -57,7 +56,7 @@ def test_a_wrong_variable_is_named_and_its_value_kept_secret(
 
 
 def test_the_log_is_chosen_by_its_variable(environment: pytest.MonkeyPatch) -> None:
-    nowhere: Any = None
+    nowhere = Valkey("redis://127.0.0.1:1")
     assert isinstance(open_log(load(Config), nowhere).producer([]), StreamsProducer)
     environment.setenv("STARLING_EVENTLOG_URL", "kafka://a:1,b.example:2?replication=2")
     assert isinstance(open_log(load(Config), nowhere).producer([]), KafkaProducer)
