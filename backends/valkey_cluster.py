@@ -10,6 +10,7 @@ from pathlib import Path
 
 from backends.servers import HOST, Cluster, Server, free_ports, start_all, undone_on_error
 from launcher.valkey_server import find_valkey_server
+from mesh.valkey_cluster import SCHEME
 
 NAME = "valkey"
 _MASTERS = 3
@@ -35,7 +36,7 @@ def start(folder: Path, nodes: int, *, bound: bool = False) -> Cluster:
             server.await_that(partial(_answers, port), _START_SECONDS_MAX)
         _form(servers, clients, buses)
     addresses = [f"{HOST}:{port}" for port in clients]
-    return Cluster(NAME, folder, nodes, addresses, {"STARLING_VALKEY_CLUSTER": ",".join(addresses)}, servers)
+    return Cluster(NAME, folder, nodes, addresses, {"STARLING_VALKEY_URL": SCHEME + ",".join(addresses)}, servers)
 
 
 def _command(binary: str, port: int, bus: int) -> tuple[str, ...]:

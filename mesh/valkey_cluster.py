@@ -74,7 +74,11 @@ class ValkeyCluster(Valkey):
     async def life(self) -> str:
         """The processes that have the slots: a replica that takes over may lack its master's last moments."""
         await self.ping()
-        return " ".join(sorted({self._node(address).run_id for address in self._owners}))
+        return " ".join(sorted(self.life_of_nodes().values()))
+
+    def life_of_nodes(self) -> dict[str, str]:
+        """The `run_id` of each known master, by its address."""
+        return {address: self._node(address).run_id for address in dict.fromkeys(self._owners)}
 
     def batches(self, keys: Sequence[str], size: int) -> Iterator[Sequence[str]]:
         """By slot."""
@@ -235,6 +239,12 @@ class ValkeyCluster(Valkey):
 
     def _owners_known(self) -> list[str]:
         return list(dict.fromkeys(self._owners))
+
+
+def connect_to(url: str, *, key_prefix: str = "", libraries: Sequence[str] = ()) -> Valkey:
+    """A client for one server or for a cluster, as the URL says."""
+    kind = ValkeyCluster if url.startswith(SCHEME) else Valkey
+    return kind(url, key_prefix=key_prefix, libraries=libraries)
 
 
 def _slot_of(key: str | bytes | int | float) -> int:

@@ -16,6 +16,7 @@ import pytest_asyncio
 from hypothesis import settings
 
 from backends import kafka
+from backends import valkey_cluster as valkey_backend
 from backends.servers import Cluster
 from launcher.valkey_server import find_valkey_server
 from tests.harness import Mesh, running_mesh
@@ -59,6 +60,13 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One broker, which the tests of this process share; topics and groups are named at random."""
     with running(kafka, tmp_path_factory.mktemp("kafka") / "cluster") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def valkey_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three masters, which the tests of this process share."""
+    with running(valkey_backend, tmp_path_factory.mktemp("valkey-cluster") / "cluster") as cluster:
         yield cluster
 
 

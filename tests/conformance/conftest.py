@@ -23,6 +23,7 @@ from mesh.timelines.port import Timelines
 from mesh.timelines.valkey import LIBRARY as TIMELINES_LIBRARY
 from mesh.timelines.valkey import ValkeyTimelines
 from mesh.valkey import Valkey
+from mesh.valkey_cluster import connect_to
 from tests.waiting import eventually
 from tweet_svc.sqlite import SqliteTweetStore
 from tweet_svc.store import TweetStore
@@ -273,13 +274,16 @@ def eventlog(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 
 
-@pytest.fixture
-async def timelines(valkey_url: str, key_prefix: str) -> AsyncIterator[Timelines]:
+@pytest.fixture(params=["one server", "cluster"])
+async def timelines(request: pytest.FixtureRequest, key_prefix: str) -> AsyncIterator[Timelines]:
     """No lists yet; a cap that a test can fill."""
-    async with AsyncExitStack() as stack:
-        valkey = Valkey(valkey_url, key_prefix=key_prefix, libraries=[TIMELINES_LIBRARY])
-        stack.push_async_callback(valkey.close)
-        yield ValkeyTimelines(valkey, SystemClock(), cap=8, slack=3)
+    if request.param == "cluster":
+        url = request.getfixturevalue("valkey_cluster").environment["STARLING_VALKEY_URL"]
+    else:
+        url = request.getfixturevalue("valkey_url")
+    valkey = connect_to(url, key_prefix=key_prefix, libraries=[TIMELINES_LIBRARY])
+    yield ValkeyTimelines(valkey, SystemClock(), cap=8, slack=3)
+    await valkey.close()
 
 
 @pytest.fixture
