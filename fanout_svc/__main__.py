@@ -20,7 +20,7 @@ from mesh.eventlog import topics, valkey_streams
 from mesh.eventlog.choice import open_log
 from mesh.server import run
 from mesh.timelines import valkey as valkey_timelines
-from mesh.valkey import Valkey
+from mesh.valkey_cluster import connect_to
 from starling.fanout.v1 import fanout_pb2_grpc
 
 _HANDS = {topics.TWEET_FANOUT: IN_HAND_MAX, topics.FANOUT_TASKS: 2, topics.FANOUT_TASKS_SLOW: 2}
@@ -49,7 +49,7 @@ class App:
     def __init__(self, config: FanoutConfig) -> None:
         clock = SystemClock()
         libraries = (valkey_timelines.LIBRARY, valkey_streams.LIBRARY, caches.LIBRARY)
-        self._valkey = Valkey(config.valkey_url, key_prefix=config.key_prefix, libraries=libraries)
+        self._valkey = connect_to(config.valkey_url, key_prefix=config.key_prefix, libraries=libraries)
         self._log = open_log(config, self._valkey)
         self._graph = channels.connect(config.graph_target, max_message_bytes=config.max_message_bytes)
         self._tweets = channels.connect(config.tweet_target, max_message_bytes=config.max_message_bytes)

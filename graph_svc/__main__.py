@@ -21,7 +21,7 @@ from mesh.eventlog.choice import open_log
 from mesh.ids import Snowflakes
 from mesh.page_tokens import PageTokens
 from mesh.server import run
-from mesh.valkey import Valkey
+from mesh.valkey_cluster import connect_to
 from starling.graph.v1 import graph_pb2_grpc
 
 
@@ -45,7 +45,7 @@ class App:
     def __init__(self, config: GraphConfig) -> None:
         clock = SystemClock()
         libraries = (caches.LIBRARY, valkey_streams.LIBRARY)
-        self._valkey = Valkey(config.valkey_url, key_prefix=config.key_prefix, libraries=libraries)
+        self._valkey = connect_to(config.valkey_url, key_prefix=config.key_prefix, libraries=libraries)
         self._store = SqliteGraphStore(config.graph_database, bucket_size=config.bucket_size)
         self._snowflakes = Snowflakes(self._store, clock, process_name())
         self._log = open_log(config, self._valkey)

@@ -6,6 +6,8 @@ from typing import Annotated, NoReturn, TypeVar
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from mesh.valkey_cluster import SCHEME
+
 ENV_PREFIX = "STARLING_"
 _SECRET_BYTES_MIN = 32
 
@@ -21,8 +23,14 @@ class Config(BaseSettings):
     """Address to serve on; port 0: any free one, printed at start."""
     address_file: str = ""
     """Where to write the address served on, for whoever started this process; empty: nowhere."""
-    valkey_url: str = Field("redis://127.0.0.1:6379/0", pattern=r"^(rediss?://[^/\s]+(:\d+)?(/\d+)?|unix:///\S+)$")
-    eventlog_url: str = Field("", pattern=r"^(kafka://[\w.-]+:\d+(,[\w.-]+:\d+)*(\?replication=[1-9])?)?$")
+    valkey_url: str = Field(
+        "redis://127.0.0.1:6379/0",
+        pattern=r"^(rediss?://[^/\s]+(:\d+)?(/\d+)?|unix:///\S+|valkey-cluster://(\S+@)?[\w.-]+:\d+(,[\w.-]+:\d+)*)$",
+    )
+    """One server, or some nodes of a cluster, which holds lists and caches only: then `eventlog_url` is needed."""
+    eventlog_url: str = Field(
+        "", validate_default=True, pattern=r"^(kafka://[\w.-]+:\d+(,[\w.-]+:\d+)*(\?replication=[1-9])?)?$"
+    )
     """The log on Kafka, `kafka://host:port,…?replication=N`: N copies of each topic that is made here (3 unless it is
     said). Empty: the log is Valkey's."""
     key_prefix: str = Field("", pattern=r"^[A-Za-z0-9_.:-]{0,64}$")
@@ -43,6 +51,13 @@ class Config(BaseSettings):
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
     log_requests: bool = False
     """One line per call: caller, method, status, milliseconds."""
+
+    @field_validator("eventlog_url")
+    @classmethod
+    def _wanted_with_a_cluster(cls, value: str, info: ValidationInfo) -> str:
+        if not value and info.data.get("valkey_url", "").startswith(SCHEME):
+            raise ValueError("needed where STARLING_VALKEY_URL is a cluster, which can't keep the log")
+        return value
 
     @field_validator("page_token_keys", mode="before")
     @classmethod

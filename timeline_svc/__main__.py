@@ -16,7 +16,7 @@ from mesh.media import MediaUrls
 from mesh.page_tokens import PageTokens
 from mesh.server import run
 from mesh.timelines import valkey as valkey_timelines
-from mesh.valkey import Valkey
+from mesh.valkey_cluster import connect_to
 from starling.timeline.v1 import timeline_pb2_grpc
 from timeline_svc.live import Live
 from timeline_svc.peers import Graph, Tweets
@@ -47,7 +47,7 @@ class App:
     def __init__(self, config: TimelineConfig) -> None:
         clock = SystemClock()
         libraries = (valkey_timelines.LIBRARY, caches.LIBRARY)
-        self._valkey = Valkey(config.valkey_url, key_prefix=config.key_prefix, libraries=libraries)
+        self._valkey = connect_to(config.valkey_url, key_prefix=config.key_prefix, libraries=libraries)
         self._graph_channel = channels.connect(config.graph_target, max_message_bytes=config.max_message_bytes)
         self._tweet_channel = channels.connect(config.tweet_target, max_message_bytes=config.max_message_bytes)
         credentials = principals.Credentials(config.auth_secret.get_secret_value(), principals.service(self.name))

@@ -20,7 +20,7 @@ from mesh.media import MediaUrls
 from mesh.page_tokens import PageTokens
 from mesh.server import run
 from mesh.timelines import valkey as valkey_timelines
-from mesh.valkey import Valkey
+from mesh.valkey_cluster import connect_to
 from starling.tweet.v1 import tweet_pb2_grpc
 from tweet_svc.accounts import Accounts
 from tweet_svc.counting import Counting
@@ -56,7 +56,7 @@ class App:
     def __init__(self, config: TweetConfig) -> None:
         clock = SystemClock()
         libraries = (valkey_timelines.LIBRARY, valkey_streams.LIBRARY, caches.LIBRARY)
-        self._valkey = Valkey(config.valkey_url, key_prefix=config.key_prefix, libraries=libraries)
+        self._valkey = connect_to(config.valkey_url, key_prefix=config.key_prefix, libraries=libraries)
         self._store = SqliteTweetStore(config.tweet_database)
         self._snowflakes = Snowflakes(self._store, clock, process_name())
         self._channel = channels.connect(config.graph_target, max_message_bytes=config.max_message_bytes)

@@ -7,6 +7,7 @@ from mesh.eventlog.choice import open_log
 from mesh.eventlog.kafka import KafkaProducer
 from mesh.eventlog.valkey_streams import StreamsProducer
 from mesh.valkey import Valkey
+from mesh.valkey_cluster import ValkeyCluster, connect_to
 
 SECRET = "a secret that is at least 32 bytes long"
 GOOD = {"STARLING_AUTH_SECRET": SECRET, "STARLING_PAGE_TOKEN_KEYS": f"{SECRET},{SECRET}2"}
@@ -53,6 +54,17 @@ def test_a_wrong_variable_is_named_and_its_value_kept_secret(
     said = capsys.readouterr().err
     assert f"configuration: {name}: " in said
     assert SECRET not in said
+
+
+def test_a_cluster_of_valkey_wants_another_log(
+    environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    environment.setenv("STARLING_VALKEY_URL", "valkey-cluster://user:secret@a:1,b.example:2")
+    with pytest.raises(SystemExit):
+        load(Config)
+    assert "configuration: STARLING_EVENTLOG_URL: " in capsys.readouterr().err
+    environment.setenv("STARLING_EVENTLOG_URL", "kafka://a:1")
+    assert isinstance(connect_to(load(Config).valkey_url), ValkeyCluster)
 
 
 def test_the_log_is_chosen_by_its_variable(environment: pytest.MonkeyPatch) -> None:
