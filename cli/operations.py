@@ -15,7 +15,8 @@ from rich.text import Text
 from cli.app import Session, mesh_command, to_json
 from cli.failures import line_of
 from cli.importing import BATCH_DEFAULT, BATCH_MAX, EdgeFile, ImportReport, import_graph
-from launcher import probes
+from mesh.errors import UnavailableError
+from mesh.valkey_cluster import connect_to
 from starling.fanout.v1 import fanout_pb2
 from starling.graph.v1 import graph_pb2
 
@@ -136,10 +137,8 @@ async def status(session: Session) -> None:
     health = await session.client.health()
     targets = session.client.targets.named()
     if mesh := session.where.mesh():
-        address = mesh.valkey_url.removeprefix("redis://").partition("/")[0]
-        host, _, port = address.partition(":")
-        targets["valkey"] = address
-        health["valkey"] = _SERVING if await probes.valkey(host, int(port))() else "UNREACHABLE"
+        targets["valkey"] = mesh.valkey_url.rpartition("@")[2].removeprefix("redis://").removesuffix("/0")
+        health["valkey"] = await _valkey_health(mesh.valkey_url)
     faults: list[str] = []
     workers, policy = dict[str, fanout_pb2.GetFanoutStatusResponse](), None
     if session.client.targets.fanout:
@@ -159,6 +158,17 @@ async def status(session: Session) -> None:
         click.echo(fault, err=True)
     if faults or set(health.values()) != {_SERVING}:
         raise click.exceptions.Exit(1)
+
+
+async def _valkey_health(url: str) -> str:
+    valkey = connect_to(url)
+    try:
+        await valkey.ping()
+    except UnavailableError:
+        return "UNREACHABLE"
+    finally:
+        await valkey.close()
+    return _SERVING
 
 
 @contextmanager

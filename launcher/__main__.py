@@ -18,7 +18,7 @@ from launcher.children import MisconfiguredError
 from launcher.config import LauncherConfig
 from launcher.data_folder import DataFolder, DataFolderError
 from launcher.output import Output
-from launcher.plan import Plan, PortInUseError
+from launcher.plan import VALKEY, Plan, PortInUseError
 from launcher.supervisor import NotServingError, Supervisor
 from launcher.valkey_server import NoValkeyServerError, find_valkey_server
 
@@ -37,7 +37,7 @@ def main() -> int:
     folder = DataFolder(config.data)
     try:
         lock = folder.open()
-        planned = plan.make(config, folder, folder.secrets(), find_valkey_server(), os.environ)
+        planned = plan.make(config, folder, folder.secrets(), find_valkey_server, os.environ)
     except (DataFolderError, NoValkeyServerError, PortInUseError) as error:
         print(f"launcher: {error}", file=sys.stderr)
         return 1
@@ -65,7 +65,9 @@ async def _run(planned: Plan, folder: DataFolder, lock: int, output: Output) -> 
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    output.line("", f"Starting Valkey and {len(planned.services)} services on {folder.path}")
+    output.line(
+        "", f"Starting {'Valkey and ' if planned.valkey else ''}{len(planned.services)} services on {folder.path}"
+    )
     running = asyncio.create_task(_serve(supervisor, planned, folder, output))
     asked = asyncio.create_task(stop.wait())
     await asyncio.wait([running, asked], return_when=asyncio.FIRST_COMPLETED)
@@ -122,7 +124,7 @@ def banner(planned: Plan, folder: DataFolder) -> list[str]:
         "  Starling is up. Ctrl-C stops it; the data stay.",
         "",
         *(f"    {spec.name:<{_NAME_WIDTH}}  {spec.address}" for spec in planned.services),
-        f"    {planned.valkey.name:<{_NAME_WIDTH}}  {planned.valkey_url}",
+        f"    {VALKEY:<{_NAME_WIDTH}}  {planned.valkey_url}",
         f"    {'data':<{_NAME_WIDTH}}  {folder.path.absolute()}",
         "",
         "  Try this in another terminal:",

@@ -11,7 +11,7 @@ FANOUT_WORKERS_MAX = 16
 
 
 class LauncherConfig(BaseSettings):
-    """From STARLING_DATA, STARLING_PORT_BASE, STARLING_FANOUT_WORKERS."""
+    """From STARLING_DATA, STARLING_PORT_BASE, STARLING_FANOUT_WORKERS, STARLING_VALKEY_URL."""
 
     model_config = SettingsConfigDict(env_prefix="STARLING_", frozen=True)
 
@@ -20,3 +20,5 @@ class LauncherConfig(BaseSettings):
     """graph_svc serves here, tweet_svc on the next port, fanout_svc +2, timeline_svc +3, Valkey +9, further
     workers from +10; 0: free ports."""
     fanout_workers: int = Field(1, ge=1, le=FANOUT_WORKERS_MAX)
+    valkey_url: str = ""
+    """A Valkey, or a cluster, that runs already; empty: one is started here, and its data are kept here."""

@@ -2,7 +2,7 @@
 
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,9 @@ class PortInUseError(Exception):
 class Plan:
     """The processes in the order to start them; to stop them is the other way round."""
 
-    valkey: Spec
+    valkey: Spec | None
+    """None: it runs already."""
+    valkey_url: str
     graph: Spec
     tweet: Spec
     fanout: tuple[Spec, ...]
@@ -40,21 +42,22 @@ class Plan:
         """All but Valkey."""
         return (self.graph, self.tweet, *self.fanout, self.timeline)
 
-    @property
-    def valkey_url(self) -> str:
-        """Where Valkey is."""
-        return f"redis://{self.valkey.address}/0"
-
 
 def make(
-    config: LauncherConfig, folder: DataFolder, secrets: Secrets, valkey: str, inherited: Mapping[str, str]
+    config: LauncherConfig,
+    folder: DataFolder,
+    secrets: Secrets,
+    find_valkey: Callable[[], str],
+    inherited: Mapping[str, str],
 ) -> Plan:
-    """The plan; `valkey` is the path of a server binary. Raises PortInUseError."""
+    """The plan; `find_valkey` gives the path of a server binary, if one is to be started. Raises PortInUseError, and
+    what `find_valkey` raises."""
     workers = ["fanout_svc", *(f"fanout_svc-{number}" for number in range(2, config.fanout_workers + 1)), SLOW_WORKER]
     at = _addresses(["graph_svc", "tweet_svc", *workers, "timeline_svc", VALKEY], config.port_base)
+    valkey_url = config.valkey_url or f"redis://{at[VALKEY]}/0"
     common = {
         **inherited,
-        "STARLING_VALKEY_URL": f"redis://{at[VALKEY]}/0",
+        "STARLING_VALKEY_URL": valkey_url,
         "STARLING_AUTH_SECRET": secrets.auth_secret,
         "STARLING_PAGE_TOKEN_KEYS": secrets.page_token_key,
         "STARLING_TWEET_DATABASE": str(folder.tweet_database.absolute()),
@@ -76,7 +79,8 @@ def make(
         return Spec(name, at[name], (sys.executable, "-m", module), environment, probes.grpc_service(at[name]), slow)
 
     return Plan(
-        valkey=_valkey(valkey, at[VALKEY], folder.valkey.absolute(), inherited),
+        valkey=None if config.valkey_url else _valkey(find_valkey(), at[VALKEY], folder.valkey.absolute(), inherited),
+        valkey_url=valkey_url,
         graph=service("graph_svc"),
         tweet=service("tweet_svc"),
         fanout=tuple(service(name) for name in workers),
@@ -86,7 +90,7 @@ def make(
 
 SET_HERE = frozenset(
     {
-        *("STARLING_LISTEN", "STARLING_VALKEY_URL", "STARLING_AUTH_SECRET", "STARLING_PAGE_TOKEN_KEYS"),
+        *("STARLING_LISTEN", "STARLING_AUTH_SECRET", "STARLING_PAGE_TOKEN_KEYS"),
         *("STARLING_TWEET_DATABASE", "STARLING_GRAPH_DATABASE", "STARLING_GRAPH_TARGET", "STARLING_TWEET_TARGET"),
         *("STARLING_FANOUT_TARGETS", "STARLING_FANOUT_TOPICS", "STARLING_ADDRESS_FILE"),
     }

@@ -28,7 +28,7 @@ class Supervisor:
         self._folder = folder
         self._lock = lock
         self._output = output
-        self._valkey = self._child(plan.valkey)
+        self._valkey = [self._child(plan.valkey)] if plan.valkey else []
         self._services = [self._child(spec) for spec in plan.services]
         self._keepers: dict[Child, asyncio.Task[None]] = {}
         self._up = False
@@ -40,12 +40,14 @@ class Supervisor:
     async def start(self) -> None:
         """Returns when all serve. Raises NotServingError."""
         began = time.monotonic()
-        await self._begin([self._valkey], began)
+        await self._begin(self._valkey, began)
         await self._begin(self._services, began)
         self._up = True
         self._publish()
 
     async def _begin(self, children: list[Child], began: float) -> None:
+        if not children:
+            return
         for child in children:
             keeper = self._keepers[child] = asyncio.create_task(child.keep())
             keeper.add_done_callback(self._kept)
@@ -69,7 +71,7 @@ class Supervisor:
             self._publish()
 
     def _publish(self) -> None:
-        children = [self._valkey, *self._services]
+        children = [*self._valkey, *self._services]
         mesh = Mesh(
             graph=self._plan.graph.address,
             tweet=self._plan.tweet.address,
@@ -87,7 +89,7 @@ class Supervisor:
 
     def kill(self) -> None:
         """End all at once."""
-        for child in (self._valkey, *self._services):
+        for child in (*self._valkey, *self._services):
             child.end_restarts()
             child.signal(signal.SIGKILL)
 
@@ -100,7 +102,8 @@ class Supervisor:
         end = time.monotonic() + STOP_SECONDS
         for child in reversed(self._services):
             await self._stop(child, end - time.monotonic())
-        await self._stop(self._valkey, VALKEY_STOP_SECONDS)
+        for child in self._valkey:
+            await self._stop(child, VALKEY_STOP_SECONDS)
 
     async def _stop(self, child: Child, seconds: float) -> None:
         keeper = self._keepers.get(child)
