@@ -9,7 +9,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 ENV_PREFIX = "STARLING_"
 _SECRET_BYTES_MIN = 32
 
-T = TypeVar("T", bound="Config")
+T = TypeVar("T", bound=BaseSettings)
 
 
 class Config(BaseSettings):

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from launcher.valkey_server import find_valkey_server
+from tests.cassandra import Keyspace, new_keyspace, require_java
 from tests.harness import Mesh, running_mesh
 
 _prefixes = itertools.count()
@@ -44,6 +45,23 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of this test process's own Valkey, which its tests share: nobody flushes it."""
     with running_valkey(tmp_path_factory.mktemp("valkey")) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def cassandra_keyspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyspace]:
+    """This test process's own keyspace on the server that all share."""
+    address = os.environ.get("STARLING_TEST_CASSANDRA", "")
+    if not address:
+        require_java()
+    with new_keyspace(address) as keyspace:
+        yield keyspace
+
+
+@pytest.fixture
+def keyspace(cassandra_keyspace: Keyspace) -> Keyspace:
+    """The same, empty."""
+    cassandra_keyspace.empty()
+    return cassandra_keyspace
 
 
 def _await_socket(path: Path, server: "subprocess.Popen[bytes]") -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from graph_svc.sqlite import SqliteGraphStore
 from graph_svc.store import GraphStore
+from mesh.cassandra import Cassandra
 from mesh.clock import SystemClock
 from mesh.eventlog.port import Consumer, LagReader, Producer, Topic
 from mesh.eventlog.valkey_streams import LIBRARY, StreamsConsumer, StreamsLagReader, StreamsProducer
@@ -16,6 +17,8 @@ from mesh.timelines.port import Timelines
 from mesh.timelines.valkey import LIBRARY as TIMELINES_LIBRARY
 from mesh.timelines.valkey import ValkeyTimelines
 from mesh.valkey import Valkey
+from tests.cassandra import Keyspace
+from tweet_svc.cassandra import CassandraTweetStore
 from tweet_svc.sqlite import SqliteTweetStore
 from tweet_svc.store import TweetStore
 
@@ -153,10 +156,18 @@ async def timelines(valkey_url: str, key_prefix: str) -> AsyncIterator[Timelines
         yield ValkeyTimelines(valkey, SystemClock(), cap=8, slack=3)
 
 
-@pytest.fixture
-async def tweet_store(tmp_path: Path) -> AsyncIterator[TweetStore]:
+_STORES = ["sqlite", pytest.param("cassandra", marks=pytest.mark.backends)]
+
+
+@pytest.fixture(params=_STORES)
+async def tweet_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TweetStore]:
     """An empty store."""
-    store = SqliteTweetStore(tmp_path / "tweets.db", synchronous="OFF")
+    store: SqliteTweetStore | CassandraTweetStore
+    if request.param == "sqlite":
+        store = SqliteTweetStore(tmp_path / "tweets.db", synchronous="OFF")
+    else:
+        keyspace: Keyspace = request.getfixturevalue("keyspace")
+        store = CassandraTweetStore(Cassandra(keyspace.where))
     await store.open()
     try:
         yield store
