@@ -5,13 +5,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROTOS := $(shell cd protos && find starling -name '*.proto' | sort)
-SOURCES := cli docs drills fanout_svc graph_svc launcher mesh timeline_svc tweet_svc tests
+SOURCES := backends cli docs drills fanout_svc graph_svc launcher mesh timeline_svc tweet_svc tests
 MODEL_SECONDS ?= 1800
 # What the protos may not break: main, or on main itself the commit before; or `make check BASE=<commit>`.
 BASE ?= $(shell git rev-parse --verify --quiet main | grep -v "^$$(git rev-parse HEAD)$$" || \
 	git rev-parse --verify --quiet HEAD~1 || git rev-parse HEAD)
 
-.PHONY: help setup run test test-long drill-big-author drill-lag drill-storm check format gen gen-check lock clean
+N ?= 1
+
+.PHONY: help setup run test test-backends test-long backends-up backends-down drill-big-author drill-lag drill-storm check format gen gen-check lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +38,16 @@ test: $(READY) ## Run all tests in parallel
 	@$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 test-long: $(READY) ## Run the model test for MODEL_SECONDS (half an hour unless told otherwise)
-	@STARLING_MODEL_SEED=random STARLING_MODEL_SECONDS=$(MODEL_SECONDS) STARLING_SIM_SEEDS=100000 $(BIN)/pytest -n 2 -m '' tests/model tests/sim --timeout 0 $(PYTEST_ARGS)
+	@STARLING_MODEL_SEED=random STARLING_MODEL_SECONDS=$(MODEL_SECONDS) STARLING_SIM_SEEDS=100000 $(BIN)/pytest -n 2 -m 'not backends' tests/model tests/sim --timeout 0 $(PYTEST_ARGS)
+
+test-backends: $(READY) ## Run the tests that need Kafka and other backends; starts them itself (needs Java and Maven)
+	@$(BIN)/pytest -m backends $(PYTEST_ARGS)
+
+backends-up: $(READY) ## Start Kafka and a Valkey cluster here, N=3 with three nodes each; says where (needs Java and Maven)
+	@$(BIN)/python -m backends up $(N)
+
+backends-down: $(READY) ## Stop them, and remove what they kept
+	@$(BIN)/python -m backends down
 
 drill-big-author: $(READY) ## An author with 60,000 followers posts beside small ones; takes minutes
 	@$(BIN)/python -m drills.big_author
