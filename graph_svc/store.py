@@ -16,6 +16,15 @@ MUTES_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """How many a user may follow, block and mute."""
+
+    followees: int = FOLLOWEES_MAX
+    blocks: int = BLOCKS_MAX
+    mutes: int = MUTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
 class User:
     """A user with exact counts. `handle` as it was registered; unique without regard to case."""
 

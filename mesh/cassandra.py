@@ -34,7 +34,6 @@ from cassandra.policies import (
     TokenAwarePolicy,
 )
 from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedStatement, tuple_factory
-
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 

@@ -7,9 +7,7 @@ _ALL = Statement("SELECT worker, holder, expires_ms, high_ms, revision FROM work
 _ONE = Statement("SELECT holder, high_ms, revision FROM worker_leases WHERE service = ? AND worker = ?")
 _FIRST = Statement("UPDATE worker_leases SET revision = 1 WHERE service = ? IF revision = null", conditional=True)
 _NEXT = Statement("UPDATE worker_leases SET revision = ? WHERE service = ? IF revision = ?", conditional=True)
-_PUT = Statement(
-    "UPDATE worker_leases SET holder = ?, expires_ms = ?, high_ms = ? WHERE service = ? AND worker = ?"
-)
+_PUT = Statement("UPDATE worker_leases SET holder = ?, expires_ms = ?, high_ms = ? WHERE service = ? AND worker = ?")
 STATEMENTS = (_ALL, _ONE, _FIRST, _NEXT, _PUT)
 
 
@@ -33,7 +31,7 @@ class CassandraWorkerLeases:
             worker, high_before = _free_worker(held, now_ms)
             if worker >= WORKERS:
                 return (None,)
-            applied = await self._put(revision, worker, holder, now_ms + LEASE_MS, max(high_ms, high_before))
+            applied = await self._put_lease(revision, worker, holder, now_ms + LEASE_MS, max(high_ms, high_before))
             return (WorkerLease(worker, high_before),) if applied else None
 
         (lease,) = await self._leases_database.settled(("leases", self._service), attempt)
@@ -41,13 +39,13 @@ class CassandraWorkerLeases:
 
     async def renew_worker(self, holder: str, worker: int, now_ms: int, high_ms: int) -> bool:
         """See the port. A lapsed lease that nobody took is still the holder's."""
-        return await self._change(holder, worker, holder, now_ms + LEASE_MS, high_ms, keep_high=True)
+        return await self._change_lease(holder, worker, holder, now_ms + LEASE_MS, high_ms, keep_high=True)
 
     async def release_worker(self, holder: str, worker: int, now_ms: int, high_ms: int) -> None:
         """See the port."""
-        await self._change(holder, worker, "", now_ms, high_ms, keep_high=False)
+        await self._change_lease(holder, worker, "", now_ms, high_ms, keep_high=False)
 
-    async def _change(
+    async def _change_lease(
         self, holder: str, worker: int, next_holder: str, expires_ms: int, high_ms: int, *, keep_high: bool
     ) -> bool:
         async def attempt(serially: bool) -> bool | None:
@@ -55,11 +53,11 @@ class CassandraWorkerLeases:
             if row is None or row[0] != holder:
                 return False
             high = max(high_ms, row[1]) if keep_high else high_ms
-            return await self._put(row[2], worker, next_holder, expires_ms, high) or None
+            return await self._put_lease(row[2], worker, next_holder, expires_ms, high) or None
 
         return await self._leases_database.settled(("leases", self._service), attempt)
 
-    async def _put(self, revision: int | None, worker: int, holder: str, expires_ms: int, high_ms: int) -> bool:
+    async def _put_lease(self, revision: int | None, worker: int, holder: str, expires_ms: int, high_ms: int) -> bool:
         service = self._service
         step = (_NEXT, (revision + 1, service, revision)) if revision is not None else (_FIRST, (service,))
         return await self._leases_database.apply(step, (_PUT, (holder, expires_ms, high_ms, service, worker)))

@@ -1,9 +1,9 @@
 """`python -m mesh.migrate`: makes the keyspace, and brings its tables up to `schema/`.
 
-Files are never changed once released. Each statement is applied once, in order, and noted; a migration that died goes on
-where it stopped. Of several that run at once one holds the lease, and the others wait for it: concurrent changes of a
-schema are what Cassandra is worst at. The two tables that this needs itself have fixed ids, so that making them twice
-at once makes the same tables.
+Files are never changed once released. Each statement is applied once, in order, and noted; a migration that died goes
+on where it stopped. Of several that run at once one holds the lease, and the others wait for it: concurrent changes of
+a schema are what Cassandra is worst at. The two tables that this needs itself have fixed ids, so that making them
+twice at once makes the same tables.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import NAMESPACE_URL, uuid5
 
@@ -108,10 +108,8 @@ def _apply(session: Session, holder: str) -> Sequence[str]:
             continue
         if not session.execute(renew, (holder, holder)).one()[0]:
             raise UnavailableError("The lease was lost to another migration.", reason="SCHEMA_LOCKED")
-        try:
+        with suppress(AlreadyExists):  # One that died before it was noted.
             session.execute(cql)
-        except AlreadyExists:
-            pass  # One that died before it was noted.
         session.execute("INSERT INTO schema_migrations (only, name, digest) VALUES (1, %s, %s)", (name, digest))
         applied.append(name)
     return applied
@@ -120,14 +118,15 @@ def _apply(session: Session, holder: str) -> Sequence[str]:
 def main() -> int:
     """The command."""
     config = load(MigrateConfig)
+    where = config.cassandra()
+    if where is None:
+        print("migrate: STARLING_CASSANDRA_CONTACT_POINTS names no node", file=sys.stderr)  # noqa: T201
+        return 2
     try:
-        where = config.cassandra()
-        if where is None:
-            raise ConfigurationError("STARLING_CASSANDRA_CONTACT_POINTS: needed here")
         applied = migrate(where, config.cassandra_replication)
     except (StarlingError, ConfigurationError) as error:
         print(f"migrate: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+        return 1
     print(f"{where.keyspace}: {', '.join(applied) or 'up to date'}")  # noqa: T201
     return 0
 

@@ -34,7 +34,9 @@ class Keyspace:
     def __init__(self, where: Where, session: Session) -> None:
         self.where = where
         self.session = session
-        rows = session.execute("SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s", (where.keyspace,))
+        rows = session.execute(
+            "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s", (where.keyspace,)
+        )
         self._tables = [row[0] for row in rows if row[0] not in _NOT_DATA]
 
     def empty(self) -> None:

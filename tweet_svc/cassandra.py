@@ -101,8 +101,7 @@ _UNLIKE = Statement(
 _LIKES = Statement("SELECT tweet_id, liked, op FROM likes_by_user WHERE user_id = ? AND tweet_id IN ?")
 _COUNTS = Statement(f"SELECT {', '.join(Tally._fields)}, flushes FROM tweet_counts WHERE tweet_id = ?")
 _FIRST_COUNTS = Statement(
-    f"INSERT INTO tweet_counts ({', '.join(Tally._fields)}, flushes, tweet_id) VALUES (?, ?, ?, ?, ?, ?)"
-    " IF NOT EXISTS",
+    f"INSERT INTO tweet_counts ({', '.join(Tally._fields)}, flushes, tweet_id) VALUES (?, ?, ?, ?, ?, ?) IF NOT EXISTS",
     conditional=True,
 )
 _NEXT_COUNTS = Statement(
@@ -191,9 +190,7 @@ class CassandraTweetStore(CassandraWorkerLeases):
                 tweet = replace(tweet, tweet_id=tweet_id)
         return await self._post(event_id, tweet)
 
-    async def _claim_request(
-        self, tweet: StoredTweet, request: Request, now_ms: int, event_id: int
-    ) -> tuple[int, int]:
+    async def _claim_request(self, tweet: StoredTweet, request: Request, now_ms: int, event_id: int) -> tuple[int, int]:
         """The id of the tweet, and of its event, that this request makes: these, or those of an earlier call."""
         where = (key(tweet.author_id), request.request_id)
         ttl = max(_TTL_SECONDS_MIN, (request.expires_ms - now_ms) // 1_000)
@@ -400,7 +397,13 @@ class CassandraTweetStore(CassandraWorkerLeases):
             if known is None or known.tweet.deleted:
                 return (known,)
             after = replace(
-                known.tweet, text="", media_ids=(), mentions=(), edited_ms=0, version=known.tweet.version + 1, deleted=True
+                known.tweet,
+                text="",
+                media_ids=(),
+                mentions=(),
+                edited_ms=0,
+                version=known.tweet.version + 1,
+                deleted=True,
             )
             applied = await self._put_head(known, after, event_id)
             return (_Known(after, event_id, has_head=True),) if applied else None
@@ -428,15 +431,16 @@ class CassandraTweetStore(CassandraWorkerLeases):
             event_id = self._outbox.next_event_id(slow=False)
             body = {
                 "kind": EventKind.UPDATED.value,
-                **{"tweet_id": tweet_id, "version": tweet.version + 1, "text": text},
-                **{"mentions": list(mentions), "edited_ms": now_ms},
+                "tweet_id": tweet_id,
+                "version": tweet.version + 1,
+                "text": text,
+                "mentions": list(mentions),
+                "edited_ms": now_ms,
             }
             await self._outbox.put(event_id, body)
             if row := await self._complete(event_id, body):
                 self._outbox.done(row)
-                after = replace(
-                    tweet, text=text, mentions=tuple(mentions), edited_ms=now_ms, version=tweet.version + 1
-                )
+                after = replace(tweet, text=text, mentions=tuple(mentions), edited_ms=now_ms, version=tweet.version + 1)
                 return Change(after, changed=True)
             await self._outbox.void(event_id)
         raise UnavailableError("Too many edits at once.", reason="STORE_BUSY")
@@ -454,11 +458,9 @@ class CassandraTweetStore(CassandraWorkerLeases):
             await self._database.write(
                 _REVISE, key(body["tweet_id"]), written.version, written.text, written.written_ms
             )
-            after = replace(
-                known.tweet,
-                **{"text": body["text"], "mentions": tuple(body["mentions"])},
-                **{"edited_ms": body["edited_ms"], "version": body["version"]},
-            )
+            text, edited_ms = body["text"], body["edited_ms"]
+            after = replace(known.tweet, text=text, edited_ms=edited_ms, version=body["version"])
+            after = replace(after, mentions=tuple(body["mentions"]))
             applied = await self._put_head(known, after, event_id)
             return (_Known(after, event_id, has_head=True),) if applied else None
 

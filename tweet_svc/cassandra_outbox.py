@@ -58,9 +58,7 @@ _LOG_FIRST = Statement(
 _LOG_NEXT = Statement(
     "UPDATE log_incarnations SET incarnation = ?, since_ms = ? WHERE only = 1 IF incarnation = ?", conditional=True
 )
-STATEMENTS = (
-    *(_PUT, _GET, _MARK, _MINUTE, _DROP, _REGISTER, _MINUTES, _LOW, _RAISE_LOW, _LOG, _LOG_FIRST, _LOG_NEXT),
-)
+STATEMENTS = (*(_PUT, _GET, _MARK, _MINUTE, _DROP, _REGISTER, _MINUTES, _LOW, _RAISE_LOW, _LOG, _LOG_FIRST, _LOG_NEXT),)
 
 Complete = Callable[[int, dict[str, Any]], Awaitable[OutboxRow | None]]
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from graph_svc.cassandra import CassandraGraphStore
 from graph_svc.sqlite import SqliteGraphStore
-from graph_svc.store import GraphStore
+from graph_svc.store import GraphStore, Limits
 from mesh.cassandra import Cassandra
 from mesh.clock import SystemClock
 from mesh.eventlog.port import Consumer, LagReader, Producer, Topic
@@ -156,18 +157,20 @@ async def timelines(valkey_url: str, key_prefix: str) -> AsyncIterator[Timelines
         yield ValkeyTimelines(valkey, SystemClock(), cap=8, slack=3)
 
 
-_STORES = ["sqlite", pytest.param("cassandra", marks=pytest.mark.backends)]
+@pytest.fixture(params=["sqlite", pytest.param("cassandra", marks=pytest.mark.backends)])
+def cassandra(request: pytest.FixtureRequest) -> Keyspace | None:
+    """What the stores are on: an empty keyspace, or None: SQLite."""
+    return request.getfixturevalue("keyspace") if request.param == "cassandra" else None
 
 
-@pytest.fixture(params=_STORES)
-async def tweet_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[TweetStore]:
+@pytest.fixture
+async def tweet_store(cassandra: Keyspace | None, tmp_path: Path) -> AsyncIterator[TweetStore]:
     """An empty store."""
     store: SqliteTweetStore | CassandraTweetStore
-    if request.param == "sqlite":
-        store = SqliteTweetStore(tmp_path / "tweets.db", synchronous="OFF")
+    if cassandra:
+        store = CassandraTweetStore(Cassandra(cassandra.where))
     else:
-        keyspace: Keyspace = request.getfixturevalue("keyspace")
-        store = CassandraTweetStore(Cassandra(keyspace.where))
+        store = SqliteTweetStore(tmp_path / "tweets.db", synchronous="OFF")
     await store.open()
     try:
         yield store
@@ -175,19 +178,34 @@ async def tweet_store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIt
         await store.close()
 
 
-OpenGraphStore = Callable[[], AbstractAsyncContextManager[GraphStore]]
+OpenGraphStore = Callable[..., AbstractAsyncContextManager[GraphStore]]
 
 
 @pytest.fixture
-def graph_store_of(tmp_path: Path) -> OpenGraphStore:
-    """Opens an empty store, three followers to a bucket."""
+def graph_limits(cassandra: Keyspace | None) -> Limits:
+    """The real ones on SQLite. On Cassandra each change takes some ms, so there are fewer, by the same code."""
+    return Limits(20, 30, 30) if cassandra else Limits()
+
+
+@pytest.fixture
+def graph_store_of(cassandra: Keyspace | None, graph_limits: Limits, tmp_path: Path) -> OpenGraphStore:
+    """Opens a store, three followers to a bucket unless told; an empty one, unless it is to be the last one `again`."""
     numbers = itertools.count()
+    last = 0
 
     @asynccontextmanager
-    async def open_store() -> AsyncIterator[GraphStore]:
-        store = SqliteGraphStore(tmp_path / f"graph-{next(numbers)}.db", bucket_size=3, synchronous="OFF")
-        await store.open()
+    async def open_store(bucket_size: int = 3, *, again: bool = False) -> AsyncIterator[GraphStore]:
+        nonlocal last
+        last = last if again else next(numbers)
+        store: SqliteGraphStore | CassandraGraphStore
+        if cassandra:
+            if not again:
+                cassandra.empty()
+            store = CassandraGraphStore(Cassandra(cassandra.where), bucket_size=bucket_size, limits=graph_limits)
+        else:
+            store = SqliteGraphStore(tmp_path / f"graph-{last}.db", bucket_size=bucket_size, synchronous="OFF")
         try:
+            await store.open()
             yield store
         finally:
             await store.close()
