@@ -43,7 +43,7 @@ test-long: $(READY) ## Run the model test for MODEL_SECONDS (half an hour unless
 test-backends: $(READY) ## Run the tests that need Kafka and other backends; starts them itself (needs Java and Maven)
 	@$(BIN)/pytest -m backends $(PYTEST_ARGS)
 
-backends-up: $(READY) ## Start Kafka and a Valkey cluster here, N=3 with three nodes each; says where (needs Java and Maven)
+backends-up: $(READY) ## Start Cassandra, Kafka and a Valkey cluster here, N=3 with three nodes each; says where (needs Java and Maven)
 	@$(BIN)/python -m backends up $(N)
 
 backends-down: $(READY) ## Stop them, and remove what they kept

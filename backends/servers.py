@@ -307,3 +307,8 @@ def _born(pid: int) -> str:
 
 def _end_of(text: str) -> str:
     return "\n".join(text.splitlines()[-_LOG_LINES_SHOWN:])
+
+
+def all_run(cluster: Cluster) -> bool:
+    """Whether all of its servers do."""
+    return bool(cluster.servers) and all(server.alive() for server in cluster.servers)

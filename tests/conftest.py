@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from launcher.valkey_server import find_valkey_server
-from tests.cassandra import Keyspace, new_keyspace, require_java
+from tests.cassandra import Keyspace, new_keyspace, shared_server
 from tests.harness import Mesh, running_mesh
 
 _prefixes = itertools.count()
@@ -48,12 +48,17 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def cassandra_keyspace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keyspace]:
-    """This test process's own keyspace on the server that all share."""
-    address = os.environ.get("STARLING_TEST_CASSANDRA", "")
-    if not address:
-        require_java()
-    with new_keyspace(address) as keyspace:
+def cassandra_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A node that all processes of this run share."""
+    folder = tmp_path_factory.getbasetemp()
+    with shared_server(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def cassandra_keyspace(cassandra_address: str) -> Iterator[Keyspace]:
+    """This process's own keyspace there."""
+    with new_keyspace(cassandra_address) as keyspace:
         yield keyspace
 
 
