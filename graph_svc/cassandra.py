@@ -584,7 +584,12 @@ class CassandraGraphStore(CassandraWorkerLeases, CassandraAuthorModes):
                 return None, me
             return None, me.put(_Kind.BLOCKS, blocked_id, row._replace(state=_State.ENDED))
 
-        await self._step(blocked_id, [(_Kind.BLOCKED_BY, blocker_id)], told)
+        follows = (_Kind.FOLLOWS, blocked_id)
+        _, blocked = await self._step(blocked_id, [(_Kind.BLOCKED_BY, blocker_id), (_Kind.FOLLOWS, blocker_id)], told)
+        _, blocker = await self._step(blocker_id, [follows], lambda me: (None, me))
+        # The block may have died before it came to this.
+        await self._end_follower(blocked, blocker_id)
+        await self._end_follower(blocker, blocked_id)
         await self._step(blocker_id, [(_Kind.BLOCKS, blocked_id)], over)
 
     async def _are_blocked(self, one_id: int, other_id: int) -> bool:

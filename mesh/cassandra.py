@@ -11,6 +11,7 @@ finishes what is in progress first: `settled` runs an attempt again with `serial
 
 import asyncio
 import random
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ _RETRIES = 2
 _ATTEMPTS_MAX = 200
 _UNKNOWN_MAX = 4
 _BACKOFF_SECONDS, _BACKOFF_SECONDS_MAX = 0.005, 0.1
+_TABLE = re.compile(r"\b(FROM|INTO|UPDATE) ")
 _INTEGER_MAX = (1 << 63) - 1
 
 _FAILURES = (
@@ -194,10 +196,11 @@ class Cassandra:
             try:
                 if self._session is None:
                     self._cluster = cluster_of(self._where)
-                    self._session = self._cluster.connect(self._where.keyspace)
+                    self._session = self._cluster.connect()
                 for statement in statements:
                     if statement not in self._prepared:
-                        prepared = self._session.prepare(statement.cql)
+                        qualified = _TABLE.sub(rf"\g<0>{self._where.keyspace}.", statement.cql)
+                        prepared = self._session.prepare(qualified)
                         prepared.is_idempotent = not statement.conditional
                         prepared.fetch_size = _PAGE_ROWS
                         self._prepared[statement] = prepared

@@ -1,8 +1,8 @@
 """TweetStore on Cassandra. Every write can be done again by whoever finds its outbox row, or by its caller's retry.
 
-A post: [the claim of its request id, or of (user, original)] → outbox row, with the whole write → `tweets` and
-`tweets_by_author`, with one timestamp → reply. A death before the outbox row leaves at most a claim, which the retry
-goes on from, with the id and the event that it holds; after it, the sweep or the retry does the rest.
+A post: [the claim of its request id, or of (user, original)] → outbox row, with the whole write → `tweets_by_author`
+and `tweets`, with one timestamp → reply. A death before the outbox row leaves at most a claim, which the retry goes on
+from, with the id and the event that it holds; after it, the sweep or the retry does the rest.
 
 An edit or a deletion: outbox row → (an edit: the text before, among the revisions) → the head, by LWT on the version →
 (a deletion: erase). Two edits at once: one wins the version, the other's row is void and it tries again, on top. Edit
@@ -158,7 +158,12 @@ class CassandraTweetStore(CassandraWorkerLeases):
         self._database = database
         self._clock = clock or SystemClock()
         self._outbox = Outbox(
-            database, self._clock, self._complete, sweep_seconds=sweep_seconds, adopt_after_ms=adopt_after_ms
+            database,
+            self._clock,
+            self._complete,
+            self._told,
+            sweep_seconds=sweep_seconds,
+            adopt_after_ms=adopt_after_ms,
         )
         self._flushes_after_ms = -1
 
@@ -227,7 +232,7 @@ class CassandraTweetStore(CassandraWorkerLeases):
         return await self._tweet(tweet_id)
 
     async def _post(self, event_id: int, tweet: StoredTweet) -> StoredTweet:
-        body = {"kind": EventKind.CREATED.value, "tweet": asdict(tweet)}
+        body = {**_event(EventKind.CREATED, tweet, tweet.version), "tweet": asdict(tweet)}
         await self._outbox.put(event_id, body)
         if failpoints.ARMED:
             failpoints.hit("between-store-writes")
@@ -243,26 +248,32 @@ class CassandraTweetStore(CassandraWorkerLeases):
         """Do the write of an outbox row, also again, and by another process. None: it was overtaken."""
         match EventKind(body["kind"]):
             case EventKind.CREATED:
-                tweet = _from_json(body["tweet"])
-                await self._bear(tweet)
-                return OutboxRow(event_id, tweet.author_id, tweet.tweet_id, EventKind.CREATED, 1, bool(event_id & 1))
+                await self._bear(_from_json(body["tweet"]))
             case EventKind.UPDATED:
-                known = await self._edit(event_id, body)
+                if await self._edit(event_id, body) is None:
+                    return None
             case EventKind.DELETED:
-                known = await self._end(event_id, body["tweet_id"])
-        if known is None:
-            return None
-        tweet, kind = known.tweet, EventKind(body["kind"])
-        version = body["version"] if kind is EventKind.UPDATED else tweet.version
-        return OutboxRow(event_id, tweet.author_id, tweet.tweet_id, kind, version, bool(event_id & 1))
+                await self._end(event_id, body["tweet_id"])
+        return await self._told(event_id, body)
+
+    async def _told(self, event_id: int, body: dict[str, Any]) -> OutboxRow | None:
+        """What is to be published of a write that is done. A deletion's version is where it found the tweet."""
+        kind, tweet_id, version = EventKind(body["kind"]), body["tweet_id"], body["version"]
+        if kind is EventKind.DELETED:
+            tweet = await self._tweet(tweet_id)
+            if tweet is None:
+                return None
+            version = tweet.version
+        return OutboxRow(event_id, body["author_id"], tweet_id, kind, version, bool(event_id & 1))
 
     async def _bear(self, tweet: StoredTweet) -> None:
+        """The tweet's own row comes last, so that who finds it needn't look for the other."""
         columns = asdict(tweet) | {"media_ids": ",".join(tweet.media_ids), "mentions": ",".join(tweet.mentions)}
         born = [_bigint(columns[name]) for name in _BORN]
-        await self._database.write(_BEAR, key(tweet.tweet_id), *born)
+        await self._database.write(_LIST, key(tweet.author_id), _year(tweet.tweet_id), key(tweet.tweet_id))
         if failpoints.ARMED:
             failpoints.hit("between-store-writes")
-        await self._database.write(_LIST, key(tweet.author_id), _year(tweet.tweet_id), key(tweet.tweet_id))
+        await self._database.write(_BEAR, key(tweet.tweet_id), *born)
 
     # Retweets.
 
@@ -378,10 +389,12 @@ class CassandraTweetStore(CassandraWorkerLeases):
             return None
         tweet = known.tweet
         if tweet.deleted or tweet.author_id != author_id:
+            if tweet.author_id == author_id:
+                await self._erase(tweet)  # Who set the flag may have died.
             return Change(tweet, changed=False)
         # The cache is told inline; that a storm of retweets is taken back may wait as the storm did.
         event_id = self._outbox.next_event_id(slow=bool(tweet.retweeted_tweet_id))
-        body = {"kind": EventKind.DELETED.value, "tweet_id": tweet_id}
+        body = _event(EventKind.DELETED, tweet, tweet.version + 1)
         await self._outbox.put(event_id, body)
         await self._finish(event_id, body)
         ended = await self._known(tweet_id)
@@ -410,11 +423,14 @@ class CassandraTweetStore(CassandraWorkerLeases):
 
         (known,) = await self._database.settled(("tweet", tweet_id), attempt)
         if known:
-            tweet_key = key(tweet_id)
-            await self._database.write(_ERASE, tweet_key)
-            await self._database.write(_UNLIST, key(known.tweet.author_id), _year(tweet_id), tweet_key)
-            await self._database.write(_FORGET_REVISIONS, tweet_key)
+            await self._erase(known.tweet)
         return known
+
+    async def _erase(self, tweet: StoredTweet) -> None:
+        tweet_id = key(tweet.tweet_id)
+        await self._database.write(_ERASE, tweet_id)
+        await self._database.write(_UNLIST, key(tweet.author_id), _year(tweet.tweet_id), tweet_id)
+        await self._database.write(_FORGET_REVISIONS, tweet_id)
 
     async def update_tweet(
         self, tweet_id: int, author_id: int, text: str, mentions: Sequence[str], now_ms: int, outbox_max: int
@@ -429,14 +445,8 @@ class CassandraTweetStore(CassandraWorkerLeases):
                 return Change(tweet, changed=False)
             self._outbox.require_room(outbox_max, slow=False)
             event_id = self._outbox.next_event_id(slow=False)
-            body = {
-                "kind": EventKind.UPDATED.value,
-                "tweet_id": tweet_id,
-                "version": tweet.version + 1,
-                "text": text,
-                "mentions": list(mentions),
-                "edited_ms": now_ms,
-            }
+            body = _event(EventKind.UPDATED, tweet, tweet.version + 1)
+            body |= {"text": text, "mentions": list(mentions), "edited_ms": now_ms}
             await self._outbox.put(event_id, body)
             if row := await self._complete(event_id, body):
                 self._outbox.done(row)
@@ -601,6 +611,11 @@ class CassandraTweetStore(CassandraWorkerLeases):
 def _require_same(fingerprint: bytes, request: Request) -> None:
     if fingerprint != request.fingerprint:
         raise InvalidArgumentError("request_id", "Used before for another tweet.", reason="REQUEST_ID_REUSED")
+
+
+def _event(kind: EventKind, tweet: StoredTweet, version: int) -> dict[str, Any]:
+    """What all outbox rows say."""
+    return {"kind": kind.value, "author_id": tweet.author_id, "tweet_id": tweet.tweet_id, "version": version}
 
 
 def _from_json(columns: dict[str, Any]) -> StoredTweet:

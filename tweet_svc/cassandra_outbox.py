@@ -61,6 +61,7 @@ _LOG_NEXT = Statement(
 STATEMENTS = (*(_PUT, _GET, _MARK, _MINUTE, _DROP, _REGISTER, _MINUTES, _LOW, _RAISE_LOW, _LOG, _LOG_FIRST, _LOG_NEXT),)
 
 Complete = Callable[[int, dict[str, Any]], Awaitable[OutboxRow | None]]
+"""Does a row's write, or does it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +82,26 @@ def _partition(event_id: int) -> _Partition:
 
 
 class Outbox:
-    """`complete` does a row's write again: it gives what is to be published, None when the write was overtaken.
+    """`complete` does a row's write again: it gives what is to be published, None when the write was overtaken. `told`
+    gives the same of a write that is done.
 
     `adopt_after_ms`: how old a row of others must be; 0 is right, too, and does much twice.
     """
 
     def __init__(
-        self, database: Cassandra, clock: Clock, complete: Complete, *, sweep_seconds: float, adopt_after_ms: int
+        self,
+        database: Cassandra,
+        clock: Clock,
+        complete: Complete,
+        told: Complete,
+        *,
+        sweep_seconds: float,
+        adopt_after_ms: int,
     ) -> None:
         self._database = database
         self._clock = clock
         self._complete = complete
+        self._told = told
         self._sweep_seconds = sweep_seconds
         self._adopt_after_ms = adopt_after_ms
         self._tag = secrets.randbelow(_TAGS)
@@ -206,8 +216,8 @@ class Outbox:
                 self._log = log
                 self._drained.clear()
                 self._read_to.clear()
-            await self._sweep(again=False)
-            self._swept = self._clock.monotonic()
+            taken = await self._sweep(again=False)
+            self._swept = self._clock.monotonic() if taken < _ADOPT_MAX else float("-inf")
 
     async def _sweep(self, *, again: bool) -> int:
         """`again`: what was published before only. Returns how many were taken in hand."""
@@ -263,7 +273,7 @@ class Outbox:
         return int(ms) < self._forgotten_before_ms or incarnation == self._log[0] or int(ms) < self._log[1]
 
     async def _adopt(self, event_id: int, body: dict[str, Any], *, again: bool) -> bool:
-        row = await self._complete(event_id, body)
+        row = await (self._told if again else self._complete)(event_id, body)
         if row is None:
             await self.void(event_id)
             return False
