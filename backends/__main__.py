@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from backends import cassandra, kafka, valkey_cluster
-from backends.servers import BackendError, all_run, locked, remember, remembered
+from backends.servers import BackendError, Cluster, locked, remember, remembered
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "backends"
 BACKENDS = (cassandra, kafka, valkey_cluster)
@@ -77,6 +77,11 @@ def exports() -> list[str]:
     """What a shell is to source."""
     told = [remembered(FOLDER / backend.NAME).environment for backend in BACKENDS]
     return [f"export {name}={shlex.quote(value)}" for one in told for name, value in one.items()]
+
+
+def all_run(cluster: Cluster) -> bool:
+    """Whether all of its servers do."""
+    return bool(cluster.servers) and all(server.alive() for server in cluster.servers)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,9 @@ _JVM = (
 
 def start(folder: Path, nodes: int, *, bound: bool = False) -> Cluster:
     """See `backends.servers`."""
-    program, all_jars = java(), classpath()
-    (agent,) = (jar for jar in all_jars.split(os.pathsep) if Path(jar).name.startswith("jamm-"))
+    program, home_of_jars = java(), jars(_POM)
+    classpath = os.pathsep.join(str(jar) for jar in sorted(home_of_jars.glob("*.jar")))
+    (agent,) = home_of_jars.glob("jamm-*.jar")
     hosts = [f"127.0.0.{node + 1}" for node in range(nodes)]
     port, storage_port = free_ports(2, hosts[-1])
     servers: list[Server] = []
@@ -47,7 +48,7 @@ def start(folder: Path, nodes: int, *, bound: bool = False) -> Cluster:
             (home / "cassandra.yaml").write_text(Template(_YAML.read_text()).substitute(settings))
             command = (
                 *(program, *_JVM, f"-javaagent:{agent}", f"-Dcassandra.config=file://{home / 'cassandra.yaml'}"),
-                *(f"-Dcassandra.storagedir={home}", "-cp", all_jars),
+                *(f"-Dcassandra.storagedir={home}", "-cp", classpath),
                 "org.apache.cassandra.service.CassandraDaemon",
             )
             servers.append(Server(f"{NAME}{node + 1}", command, home, bound=bound))
@@ -60,12 +61,6 @@ def start(folder: Path, nodes: int, *, bound: bool = False) -> Cluster:
         "STARLING_CASSANDRA_REPLICATION": f"{{'class': 'NetworkTopologyStrategy', '{_DATA_CENTER}': {nodes}}}",
     }
     return Cluster(NAME, folder, nodes, [f"{host}:{port}" for host in hosts], environment, servers)
-
-
-def classpath() -> str:
-    """All jars, fetched where they aren't yet. Raises BackendError, which says what to install."""
-    java()
-    return os.pathsep.join(str(jar) for jar in sorted(jars(_POM).glob("*.jar")))
 
 
 def _token(node: int, nodes: int) -> int:

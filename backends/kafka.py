@@ -26,6 +26,7 @@ NAME = "kafka"
 _HERE = Path(__file__).parent
 _POM = _HERE / "kafka.pom.xml"
 _LOG4J = _HERE / "kafka.log4j2.properties"
+_COPIES = 3
 _START_SECONDS_MAX = 90.0
 _FORMAT_SECONDS_MAX = 60.0
 
@@ -57,7 +58,8 @@ def start(folder: Path, nodes: int, *, bound: bool = False) -> Cluster:
         addresses = [f"{HOST}:{port}" for port in clients]
         for server in servers:
             server.await_that(lambda: brokers(addresses) == nodes, _START_SECONDS_MAX)
-    return Cluster(NAME, folder, nodes, addresses, {"STARLING_EVENTLOG_URL": f"kafka://{','.join(addresses)}"}, servers)
+    url = f"kafka://{','.join(addresses)}" + ("" if nodes >= _COPIES else "?replication=1")
+    return Cluster(NAME, folder, nodes, addresses, {"STARLING_EVENTLOG_URL": url}, servers)
 
 
 def brokers(addresses: list[str]) -> int:
@@ -87,7 +89,7 @@ def _format(program: str, classpath: str, cluster_id: str, home: Path) -> None:
 
 def _properties(node: int, home: Path, clients: list[int], controllers: list[int]) -> str:
     nodes = len(clients)
-    copies, in_sync_min = (3, 2) if nodes >= 3 else (1, 1)
+    copies, in_sync_min = (_COPIES, _COPIES - 1) if nodes >= _COPIES else (1, 1)
     settings = {
         "process.roles": "broker,controller",
         "node.id": node + 1,

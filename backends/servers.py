@@ -53,6 +53,10 @@ class BackendError(Exception):
     """A backend can't be installed or started; the text says what to do, or shows the end of its log."""
 
 
+class MissingToolError(BackendError):
+    """Java or Maven isn't installed here; the text says how it is."""
+
+
 # ---- Installing --------------------------------------------------------------------------------------
 
 
@@ -62,14 +66,14 @@ def cache_folder() -> Path:
 
 
 def java() -> str:
-    """The path of a java that is new enough. Raises BackendError, which says what to install."""
+    """The path of a java that is new enough. Raises MissingToolError, which says what to install."""
     path = shutil.which("java")
     if not path:
-        raise BackendError(f"No java found. {HOW_TO_GET_JAVA}")
+        raise MissingToolError(f"No java found. {HOW_TO_GET_JAVA}")
     told = subprocess.run([path, "-version"], check=False, capture_output=True, text=True, timeout=30).stderr
     major = told.partition('version "')[2].partition(".")[0].partition('"')[0]
     if not major.isdigit() or int(major) < _JAVA_MAJOR_MIN:
-        raise BackendError(f"Java {_JAVA_MAJOR_MIN} or newer is needed, not {major or told!r}. {HOW_TO_GET_JAVA}")
+        raise MissingToolError(f"Java {_JAVA_MAJOR_MIN} or newer is needed, not {major or told!r}. {HOW_TO_GET_JAVA}")
     return path
 
 
@@ -81,7 +85,7 @@ def jars(pom: Path) -> Path:
         return home
     maven = shutil.which("mvn")
     if not maven:
-        raise BackendError(f"No mvn (Maven) found, to fetch what {pom} names. {HOW_TO_GET_JAVA}")
+        raise MissingToolError(f"No mvn (Maven) found, to fetch what {pom} names. {HOW_TO_GET_JAVA}")
     java()
     with locked(home.with_suffix(".lock"), _LOCK_SECONDS_MAX):
         if not home.is_dir():
@@ -307,8 +311,3 @@ def _born(pid: int) -> str:
 
 def _end_of(text: str) -> str:
     return "\n".join(text.splitlines()[-_LOG_LINES_SHOWN:])
-
-
-def all_run(cluster: Cluster) -> bool:
-    """Whether all of its servers do."""
-    return bool(cluster.servers) and all(server.alive() for server in cluster.servers)

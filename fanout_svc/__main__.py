@@ -16,7 +16,7 @@ from mesh.caches.bodies import Bodies
 from mesh.clock import SystemClock
 from mesh.config import Config, load
 from mesh.eventlog import topics, valkey_streams
-from mesh.eventlog.port import Topic
+from mesh.eventlog.choice import open_log
 from mesh.server import run
 from mesh.timelines import valkey as valkey_timelines
 from mesh.valkey import Valkey
@@ -46,19 +46,23 @@ class App:
         clock = SystemClock()
         libraries = (valkey_timelines.LIBRARY, valkey_streams.LIBRARY, caches.LIBRARY)
         self._valkey = Valkey(config.valkey_url, key_prefix=config.key_prefix, libraries=libraries)
+        self._log = open_log(config, self._valkey)
         self._graph = channels.connect(config.graph_target, max_message_bytes=config.max_message_bytes)
         self._tweets = channels.connect(config.tweet_target, max_message_bytes=config.max_message_bytes)
         credentials = principals.Credentials(config.auth_secret.get_secret_value(), principals.service(self.name))
         self._figures = Figures()
         self._deliveries = Deliveries()
         name = process_name()
-        self._consumers = [self._consumer(name, topic) for topic, _ in _HANDS]
+        self._consumers = [
+            self._log.consumer(topic, topics.FANOUT_WORKERS, name, topics.FANOUT_DEAD_LETTERS) for topic, _ in _HANDS
+        ]
+        producer = self._log.producer([topics.FANOUT_TASKS, topics.FANOUT_TASKS_SLOW])
         timelines = valkey_timelines.ValkeyTimelines(self._valkey, clock)
         self._workers: list[Worker] = []
         for consumer, (topic, in_hand_max) in zip(self._consumers, _HANDS, strict=True):
             worker = Worker(
                 consumer=consumer,
-                producer=valkey_streams.StreamsProducer(self._valkey, [topics.FANOUT_TASKS, topics.FANOUT_TASKS_SLOW]),
+                producer=producer,
                 timelines=timelines,
                 bodies=Bodies(self._valkey),
                 peers=Peers(self._graph, self._tweets, credentials),
@@ -69,15 +73,6 @@ class App:
                 yields_to=tuple(self._workers) if topic is topics.FANOUT_TASKS_SLOW else (),
             )
             self._workers.append(worker)
-
-    def _consumer(self, name: str, topic: Topic) -> valkey_streams.StreamsConsumer:
-        return valkey_streams.StreamsConsumer(
-            self._valkey,
-            topics=[topic],
-            group=topics.FANOUT_WORKERS,
-            name=name,
-            dead_letters=topics.FANOUT_DEAD_LETTERS,
-        )
 
     def register(self, server: grpc.aio.Server) -> list[str]:
         """See the protocol."""
@@ -97,6 +92,7 @@ class App:
         """See the protocol."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._valkey.close)
+            stack.push_async_callback(self._log.close)
             stack.push_async_callback(self._graph.close)
             stack.push_async_callback(self._tweets.close)
             for consumer in self._consumers:

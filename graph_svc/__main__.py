@@ -17,6 +17,7 @@ from mesh.caches.viewer_versions import ViewerVersions
 from mesh.clock import SystemClock
 from mesh.config import Config, load
 from mesh.eventlog import topics, valkey_streams
+from mesh.eventlog.choice import open_log
 from mesh.ids import Snowflakes
 from mesh.page_tokens import PageTokens
 from mesh.server import run
@@ -47,9 +48,10 @@ class App:
         self._valkey = Valkey(config.valkey_url, key_prefix=config.key_prefix, libraries=libraries)
         self._store = SqliteGraphStore(config.graph_database, bucket_size=config.bucket_size)
         self._snowflakes = Snowflakes(self._store, clock, process_name())
-        producer = valkey_streams.StreamsProducer(self._valkey, [topics.FANOUT_TASKS_SLOW])
+        self._log = open_log(config, self._valkey)
+        producer = self._log.producer([topics.FANOUT_TASKS_SLOW])
         delivering = [topics.TWEET_FANOUT, topics.FANOUT_TASKS, topics.FANOUT_TASKS_SLOW]
-        fanout_lag = valkey_streams.StreamsLagReader(self._valkey, delivering, topics.FANOUT_WORKERS)
+        fanout_lag = self._log.lag_reader(delivering, topics.FANOUT_WORKERS)
         self._mover = ModeMover(self._store, producer, fanout_lag, clock, config.pull_threshold)
         self._service = GraphService(
             store=self._store,
@@ -80,6 +82,7 @@ class App:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._store.close)
             stack.push_async_callback(self._valkey.close)
+            stack.push_async_callback(self._log.close)
             await self._snowflakes.release()
 
 

@@ -22,6 +22,9 @@ class Config(BaseSettings):
     address_file: str = ""
     """Where to write the address served on, for whoever started this process; empty: nowhere."""
     valkey_url: str = Field("redis://127.0.0.1:6379/0", pattern=r"^(rediss?://[^/\s]+(:\d+)?(/\d+)?|unix:///\S+)$")
+    eventlog_url: str = Field("", pattern=r"^(kafka://[\w.-]+:\d+(,[\w.-]+:\d+)*(\?replication=[1-9])?)?$")
+    """The log on Kafka, `kafka://host:port,…?replication=N`: N copies of each topic that is made here (3 unless it is
+    said). Empty: the log is Valkey's."""
     key_prefix: str = Field("", pattern=r"^[A-Za-z0-9_.:-]{0,64}$")
     auth_secret: SecretStr
     """HMAC key of principals' tokens, at least 32 bytes."""

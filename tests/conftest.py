@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from backends import cassandra, kafka
+from backends.servers import Cluster
 from launcher.valkey_server import find_valkey_server
-from tests.cassandra import Keyspace, new_keyspace, shared_server
+from tests.cassandra import Keyspace, new_keyspace
 from tests.harness import Mesh, running_mesh
+from tests.running_backends import running
 
 _prefixes = itertools.count()
 
@@ -48,17 +51,23 @@ def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def cassandra_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A node that all processes of this run share."""
-    folder = tmp_path_factory.getbasetemp()
-    with shared_server(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) as address:
-        yield address
+def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One broker, which the tests of this process share; topics and groups are named at random."""
+    with running(kafka, tmp_path_factory.mktemp("kafka") / "cluster") as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session")
-def cassandra_keyspace(cassandra_address: str) -> Iterator[Keyspace]:
-    """This process's own keyspace there."""
-    with new_keyspace(cassandra_address) as keyspace:
+def cassandra_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One node, which the tests of this process share."""
+    with running(cassandra, tmp_path_factory.mktemp("cassandra") / "cluster") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def cassandra_keyspace(cassandra_node: Cluster) -> Iterator[Keyspace]:
+    """A keyspace there."""
+    with new_keyspace(cassandra_node) as keyspace:
         yield keyspace
 
 

@@ -14,6 +14,7 @@ from mesh.caches.counts import Counts
 from mesh.clock import SystemClock
 from mesh.config import MediaConfig, load
 from mesh.eventlog import topics, valkey_streams
+from mesh.eventlog.choice import open_log
 from mesh.ids import Snowflakes
 from mesh.media import MediaUrls
 from mesh.page_tokens import PageTokens
@@ -60,7 +61,8 @@ class App:
         self._snowflakes = Snowflakes(self._store, clock, process_name())
         self._channel = channels.connect(config.graph_target, max_message_bytes=config.max_message_bytes)
         credentials = principals.Credentials(config.auth_secret.get_secret_value(), principals.service(self.name))
-        producer = valkey_streams.StreamsProducer(self._valkey, [topics.TWEET_FANOUT, topics.FANOUT_TASKS_SLOW])
+        self._log = open_log(config, self._valkey)
+        producer = self._log.producer([topics.TWEET_FANOUT, topics.FANOUT_TASKS_SLOW])
         self._relay = Relay(self._store, producer, clock)
         self._counting = Counting(Counts(self._valkey), self._store, clock)
         self._flush_seconds = config.counts_flush_seconds
@@ -104,6 +106,7 @@ class App:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._store.close)
             stack.push_async_callback(self._valkey.close)
+            stack.push_async_callback(self._log.close)
             stack.push_async_callback(self._channel.close)
             await self._snowflakes.release()
 

@@ -45,7 +45,7 @@ class Relay:
         incarnation = await self._producer.incarnation()
         again = await self._store.republish(incarnation, self._clock.now_ms() - KEEP_MS)
         if again:
-            log.warning("the event log was restarted: %d events are published again", again)
+            log.warning("the event log, or what it fills, was restarted: %d events are published again", again)
         return await self._publish(incarnation) + await self._publish_slow(incarnation)
 
     async def _publish_slow(self, incarnation: str) -> int:

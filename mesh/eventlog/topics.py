@@ -15,6 +15,6 @@ FANOUT_TASKS = Topic("fanout-tasks", partitions=16, records_max=50_000)
 FANOUT_TASKS_SLOW = Topic("fanout-tasks-slow", partitions=4, records_max=50_000)
 
 # Trimmed from its oldest, acknowledged or not: dead letters must never stop the living.
-FANOUT_DEAD_LETTERS = Topic("fanout-dead-letters", partitions=1, records_max=10_000)
+FANOUT_DEAD_LETTERS = Topic("fanout-dead-letters", partitions=1, records_max=10_000, keep_seconds=30 * 86_400.0)
 
 FANOUT_WORKERS = "fanout-workers"

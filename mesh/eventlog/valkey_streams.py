@@ -28,16 +28,15 @@ from redis.exceptions import ResponseError
 from mesh.clock import Clock, SystemClock
 from mesh.errors import UnavailableError
 from mesh.eventlog.port import (
-    PART_BYTES_MAX,
     POLL_RECORDS_MAX,
-    PUBLISH_RECORDS_MAX,
     Lag,
     LogFullError,
     Record,
     Topic,
+    check_bounds,
+    letter_of,
 )
 from mesh.valkey import Valkey
-from starling.event.v1.event_pb2 import DeadLetter
 
 LIBRARY = Path(__file__).with_suffix(".lua").read_text(encoding="utf-8")
 
@@ -50,7 +49,6 @@ _BLOCK_MS = 500
 _FORGET_EVERY_SECONDS = 600.0
 _IDS_PER_CALL_MAX = 1_000
 _STREAMS_MAX = 256
-_CAUSE_CHARS_MAX = 1_000
 
 _CURSOR_START = "0-0"
 _CURSOR_END = ""
@@ -180,18 +178,11 @@ class StreamsConsumer:
 
     async def dead_letter(self, record: Record, cause: str) -> None:
         """Move it, at one moment. A repeat stores nothing: the record isn't pending any more."""
-        letter = DeadLetter(
-            topic=record.topic,
-            partition=record.partition,
-            position=record.position,
-            cause=cause[:_CAUSE_CHARS_MAX],
-            value=record.value,
-        )
         await self._valkey.fcall(
             "starling_eventlog_dead_letter_v1",
             [_stream(self._valkey, record.topic, record.partition), self._dead_stream],
             *(self._group, record.position, self._dead_letters.records_max),
-            *(record.key, letter.SerializeToString()),
+            *(record.key, letter_of(record, cause)),
         )
 
     async def replay(self, since_ms: int) -> None:
@@ -310,12 +301,9 @@ def _stream(valkey: Valkey, topic: str, partition: int) -> str:
 
 def _by_partition(topic: Topic, records: Sequence[tuple[bytes, bytes]]) -> dict[int, list[int]]:
     """The batch by partition, as record numbers in order. Raises ValueError for what exceeds the port's bounds."""
-    if len(records) > PUBLISH_RECORDS_MAX:
-        raise ValueError(f"at most {PUBLISH_RECORDS_MAX} records at once, not {len(records)}")
+    check_bounds(records)
     batches: dict[int, list[int]] = {}
     for number, record in enumerate(records):
-        if max(map(len, record)) > PART_BYTES_MAX:
-            raise ValueError(f"a record's key and value have at most {PART_BYTES_MAX} bytes each")
         # A checksum, not hash(): processes must agree.
         batches.setdefault(zlib.crc32(record[0]) % topic.partitions, []).append(number)
     return batches

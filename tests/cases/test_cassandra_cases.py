@@ -6,7 +6,6 @@ A store here dies, or doubts, at its n-th write, for every n: before the write r
 
 import asyncio
 import itertools
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -15,13 +14,14 @@ from typing import Any
 import pytest
 from cassandra import OperationTimedOut
 
+from backends.servers import Cluster
 from graph_svc.cassandra import CassandraGraphStore
 from graph_svc.store import User
-from mesh.cassandra import Cassandra, Where, cluster_of
+from mesh.cassandra import Cassandra, cluster_of
 from mesh.errors import ConfigurationError, StarlingError, UnavailableError
 from mesh.ids import ID_MAX
 from mesh.migrate import migrate, statements
-from tests.cassandra import Keyspace
+from tests.cassandra import Keyspace, where
 from tweet_svc.cassandra import CassandraTweetStore
 from tweet_svc.store import EventKind, Request, StoredTweet
 
@@ -663,25 +663,23 @@ async def test_r1_a_log_that_lost_its_end_gets_it_again_though_the_relay_dies_ov
     assert await tweets(database).unpublished(1_000) == []
 
 
-async def test_two_migrations_at_once_make_one_schema(cassandra_address: str) -> None:
-    host, _, port = cassandra_address.partition(":")
-    where = Where([host], f"test_{secrets.token_hex(6)}", int(port or 9042))
+async def test_two_migrations_at_once_make_one_schema(cassandra_node: Cluster) -> None:
+    there = where(cassandra_node)
     try:
-        applied = await asyncio.gather(*(asyncio.to_thread(migrate, where) for _ in range(3)))
+        applied = await asyncio.gather(*(asyncio.to_thread(migrate, there) for _ in range(3)))
         assert sorted(name for names in applied for name in names) == [name for name, _ in statements()]
-        assert await asyncio.to_thread(migrate, where) == []
-        database = Cassandra(where)
+        assert await asyncio.to_thread(migrate, there) == []
+        database = Cassandra(there)
         await CassandraTweetStore(database).open()
         await database.close()
     finally:
-        cluster = cluster_of(where)
-        await asyncio.to_thread(lambda: cluster.connect().execute(f"DROP KEYSPACE {where.keyspace}", timeout=60))
+        cluster = cluster_of(there)
+        await asyncio.to_thread(lambda: cluster.connect().execute(f"DROP KEYSPACE {there.keyspace}", timeout=60))
         await asyncio.to_thread(cluster.shutdown)
 
 
-async def test_a_keyspace_without_the_schema_is_refused_by_name(cassandra_address: str) -> None:
-    host, _, port = cassandra_address.partition(":")
-    store = CassandraTweetStore(Cassandra(Where([host], "test_nobodys", int(port or 9042))))
+async def test_a_keyspace_without_the_schema_is_refused_by_name(cassandra_node: Cluster) -> None:
+    store = CassandraTweetStore(Cassandra(where(cassandra_node, "test_nobodys")))
     with pytest.raises(ConfigurationError, match="STARLING_CASSANDRA_KEYSPACE"):
         await store.open()
     await store.close()

@@ -1,17 +1,24 @@
 """The adapters that the conformance suites run on. The suites name fixtures only."""
 
+import asyncio
 import itertools
+import secrets
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kafka.admin import OffsetSpec
 
+from backends.servers import Cluster
 from graph_svc.cassandra import CassandraGraphStore
 from graph_svc.sqlite import SqliteGraphStore
 from graph_svc.store import GraphStore, Limits
 from mesh.cassandra import Cassandra
 from mesh.clock import SystemClock
+from mesh.eventlog.kafka import Kafka, KafkaConsumer, KafkaLagReader, KafkaProducer
 from mesh.eventlog.port import Consumer, LagReader, Producer, Topic
 from mesh.eventlog.valkey_streams import LIBRARY, StreamsConsumer, StreamsLagReader, StreamsProducer
 from mesh.timelines.port import Timelines
@@ -19,6 +26,7 @@ from mesh.timelines.valkey import LIBRARY as TIMELINES_LIBRARY
 from mesh.timelines.valkey import ValkeyTimelines
 from mesh.valkey import Valkey
 from tests.cassandra import Keyspace
+from tests.waiting import eventually
 from tweet_svc.cassandra import CassandraTweetStore
 from tweet_svc.sqlite import SqliteTweetStore
 from tweet_svc.store import TweetStore
@@ -79,6 +87,18 @@ class StreamsLog:
     def lag_reader(self) -> LagReader:
         return StreamsLagReader(self._valkey, [self.topic], GROUP)
 
+    async def settled(self, *members: Consumer) -> None:
+        """Any member reads any partition."""
+
+    async def publish_timed(self, name: bytes) -> int:
+        """Publishes until it happens within one ms of the log's clock, which then is the record's time."""
+        async with asyncio.timeout(10):
+            while True:
+                before_ms = await self.now_ms()
+                await self.producer().publish(self.topic.name, [(name, name)])
+                if await self.now_ms() == before_ms:
+                    return before_ms
+
     async def pass_time(self, seconds: float) -> None:
         """Let everything in hand be idle for so much longer."""
         self._clock.seconds += seconds
@@ -121,12 +141,93 @@ class StreamsLog:
         return list(await self._valkey.call("KEYS", f"{self._valkey.key_prefix}log:{self.topic.name}:*"))
 
 
+class KafkaLog:
+    """The same on Kafka. The claim time passes by `pass_time` only, and concerns what this process has in hand."""
+
+    def __init__(self, cluster: Kafka, topic: Topic, dead_letters: Topic) -> None:
+        self.topic = topic
+        self.dead_letters = dead_letters
+        self.claim_seconds = CLAIM_SECONDS
+        self.cluster = cluster
+        self._clock = SteppedClock()
+        self._consumers: list[KafkaConsumer] = []
+
+    def producer(self) -> Producer:
+        return KafkaProducer(self.cluster, [self.topic, self.dead_letters])
+
+    def consumer(
+        self,
+        name: str,
+        *,
+        topic: Topic | None = None,
+        group: str = GROUP,
+        claim_seconds: float = CLAIM_SECONDS,
+        forget_seconds: float = 0.0,
+    ) -> KafkaConsumer:
+        consumer = KafkaConsumer(
+            self.cluster,
+            topic=topic or self.topic,
+            group=group,
+            name=name,
+            dead_letters=self.dead_letters,
+            claim_seconds=claim_seconds,
+            clock=self._clock,
+        )
+        self._consumers.append(consumer)
+        return consumer
+
+    def lag_reader(self) -> LagReader:
+        return KafkaLagReader(self.cluster, [self.topic], GROUP)
+
+    async def settled(self, *members: Consumer) -> None:
+        """Until they share the partitions, each once."""
+        names = {member.name for member in members}
+        ours = [consumer for consumer in self._consumers if consumer.name in names]
+        await asyncio.gather(*(consumer.join() for consumer in ours))
+        least = self.topic.partitions // len(ours)
+
+        def shared() -> bool:
+            held = [consumer.held() for consumer in ours]
+            return min(map(len, held)) >= least and sum(map(len, held)) == self.topic.partitions
+
+        await eventually(shared, 30)
+
+    async def publish_timed(self, name: bytes) -> int:
+        await self.producer().publish(self.topic.name, [(name, name)])
+        partitions = self.cluster.partitions([self.topic])
+        newest = dict.fromkeys(partitions, OffsetSpec.MAX_TIMESTAMP)
+        told = await self.cluster.look(lambda looker: looker.admin.list_partition_offsets(newest))
+        return max(int(at.timestamp) for at in told.values())
+
+    async def pass_time(self, seconds: float) -> None:
+        self._clock.seconds += seconds
+
+    async def now_ms(self) -> int:
+        return int(time.time() * 1000)
+
+    async def kept(self) -> int:
+        await self.cluster.make([self.topic])
+        partitions = self.cluster.partitions([self.topic])
+        first, end = await self.cluster.look(lambda looker: looker.bounds(partitions))
+        return sum(end[at] - first[at] for at in partitions)
+
+    async def members(self) -> set[str]:
+        group = self.cluster.group(GROUP, self.topic.name)
+        return set((await self.cluster.look(lambda looker: looker.members(group))).values())
+
+    async def close(self) -> None:
+        await asyncio.gather(*(consumer.close() for consumer in self._consumers))
+        await self.cluster.close()
+
+
 OpenEventLog = Callable[[int, int], AbstractAsyncContextManager[StreamsLog]]
 
 
 @pytest.fixture
 def open_eventlog(valkey_url: str, key_prefix: str) -> OpenEventLog:
-    """Opens an empty log: (partitions, records_max) → context manager."""
+    """Opens an empty log that keeps each record's state and is bounded by records: (partitions, records_max) → context
+    manager. Kafka is neither: there a partition belongs to a member as a whole, and its records are kept for a time,
+    whoever has acknowledged them. What it does instead is in `test_kafka.py`."""
     numbers = itertools.count()
 
     @asynccontextmanager
@@ -142,10 +243,27 @@ def open_eventlog(valkey_url: str, key_prefix: str) -> OpenEventLog:
 
 
 @pytest.fixture
-async def eventlog(open_eventlog: OpenEventLog) -> AsyncIterator[StreamsLog]:
-    """An empty log of 4 partitions, 1,000 records each."""
+async def claiming_log(open_eventlog: OpenEventLog) -> AsyncIterator[StreamsLog]:
+    """An empty log of 4 partitions, 1,000 records each, whose members take over single records."""
     async with open_eventlog(4, 1_000) as log:
         yield log
+
+
+@pytest.fixture
+async def kafka_log(kafka_cluster: Cluster) -> AsyncIterator[KafkaLog]:
+    """An empty log of 4 partitions on a real broker."""
+    cluster = Kafka(kafka_cluster.addresses, replication=1, prefix=f"t{secrets.token_hex(4)}:")
+    log = KafkaLog(cluster, Topic("notes", 4, 1_000), Topic("dead", 1, 100))
+    try:
+        yield log
+    finally:
+        await log.close()
+
+
+@pytest.fixture(params=["claiming_log", pytest.param("kafka_log", marks=pytest.mark.backends)])
+def eventlog(request: pytest.FixtureRequest) -> Any:
+    """An empty log of 4 partitions: each adapter's."""
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture

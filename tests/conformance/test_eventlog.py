@@ -1,4 +1,5 @@
-"""What every EventLog adapter must keep. The `eventlog` and `open_eventlog` fixtures give an empty log."""
+"""What every EventLog adapter must keep. The `eventlog` fixture gives an empty log of each; `claiming_log` and
+`open_eventlog` one that keeps each record's state and is bounded by records, which not every adapter is (see there)."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,7 @@ from mesh.eventlog.port import (
     Topic,
 )
 from starling.event.v1.event_pb2 import DeadLetter
+from tests.waiting import eventually
 
 WAIT_SECONDS = 10.0
 
@@ -49,6 +51,14 @@ class Log(Protocol):
 
     def lag_reader(self) -> LagReader:
         """Looks at the same group."""
+        ...
+
+    async def settled(self, *members: Consumer) -> None:
+        """Until these share the partitions, where a partition belongs to a member."""
+        ...
+
+    async def publish_timed(self, name: bytes) -> int:
+        """Publishes one record, or equal ones, and gives the last one's time (ms), by the log's clock."""
         ...
 
     async def pass_time(self, seconds: float) -> None:
@@ -112,27 +122,20 @@ async def lag_of(consumer: Consumer) -> int:
 
 async def until_ms(log: Log, time_ms: int) -> None:
     """Until the log's clock is there."""
-    async with asyncio.timeout(WAIT_SECONDS):
-        while await log.now_ms() < time_ms:
-            pass
 
+    async def is_there() -> bool:
+        return await log.now_ms() >= time_ms
 
-async def publish_within_a_ms(log: Log, name: str) -> int:
-    """Publishes until it happens within one ms of the log's clock, and gives that: the record's time."""
-    async with asyncio.timeout(WAIT_SECONDS):
-        while True:
-            before_ms = await log.now_ms()
-            await publish(log, name)
-            if await log.now_ms() == before_ms:
-                return before_ms
-            await until_ms(log, before_ms + 2)
+    await eventually(is_there, WAIT_SECONDS)
 
 
 async def until_members(log: Log, *names: str) -> None:
     """Until these have joined."""
-    async with asyncio.timeout(WAIT_SECONDS):
-        while await log.members() != set(names):
-            pass
+
+    async def are_there() -> bool:
+        return await log.members() == set(names)
+
+    await eventually(are_there, WAIT_SECONDS)
 
 
 # ---- Publishing and polling --------------------------------------------------------------------------
@@ -235,7 +238,8 @@ async def test_two_groups_each_get_everything(eventlog: Log) -> None:
 async def test_members_share_the_work_without_overlap(eventlog: Log) -> None:
     await eventlog.producer().publish("notes", numbered(200))
     members = [eventlog.consumer(name) for name in "abc"]
-    rounds = [await asyncio.gather(*(member.poll(7, 0) for member in members)) for _ in range(15)]
+    await eventlog.settled(*members)
+    rounds = [await asyncio.gather(*(member.poll(7, 0) for member in members)) for _ in range(25)]
     handed_out = [value for shares in rounds for share in shares for value in values(share)]
     assert len(handed_out) == len(set(handed_out)) == 200
 
@@ -249,23 +253,23 @@ async def test_the_log_names_its_life(eventlog: Log) -> None:
 # ---- Claims ------------------------------------------------------------------------------------------
 
 
-async def test_a_dead_members_records_are_claimed_after_the_claim_time(eventlog: Log) -> None:
-    await publish(eventlog, "x", "y")
-    await take(eventlog.consumer("dead"), 2)
-    survivor = eventlog.consumer("survivor")
-    await eventlog.pass_time(eventlog.claim_seconds * 0.9)
+async def test_a_dead_members_records_are_claimed_after_the_claim_time(claiming_log: Log) -> None:
+    await publish(claiming_log, "x", "y")
+    await take(claiming_log.consumer("dead"), 2)
+    survivor = claiming_log.consumer("survivor")
+    await claiming_log.pass_time(claiming_log.claim_seconds * 0.9)
     assert await survivor.poll(10, 0) == []
-    await eventlog.pass_time(eventlog.claim_seconds * 0.4)
+    await claiming_log.pass_time(claiming_log.claim_seconds * 0.4)
     records = await take(survivor, 2)
     assert set(values(records)) == {"x", "y"}
     assert all(record.redelivered for record in records)
 
 
-async def test_more_than_a_poll_takes_is_claimed_by_and_by(eventlog: Log) -> None:
-    await eventlog.producer().publish("notes", numbered(300))
-    await take(eventlog.consumer("dead"), 300)
-    await eventlog.pass_time(eventlog.claim_seconds)
-    survivor = eventlog.consumer("survivor")
+async def test_more_than_a_poll_takes_is_claimed_by_and_by(claiming_log: Log) -> None:
+    await claiming_log.producer().publish("notes", numbered(300))
+    await take(claiming_log.consumer("dead"), 300)
+    await claiming_log.pass_time(claiming_log.claim_seconds)
+    survivor = claiming_log.consumer("survivor")
     claimed = [value for _ in range(30) for value in values(await survivor.poll(10, 0))]
     assert len(claimed) == len(set(claimed)) == 300
 
@@ -279,33 +283,33 @@ async def test_a_member_gets_its_own_unrenewed_records_again(eventlog: Log) -> N
     assert record.redelivered
 
 
-async def test_renewed_records_stay_with_their_member(eventlog: Log) -> None:
-    await publish(eventlog, "renewed", "left")
-    worker, other = eventlog.consumer("worker"), eventlog.consumer("other")
+async def test_renewed_records_stay_with_their_member(claiming_log: Log) -> None:
+    await publish(claiming_log, "renewed", "left")
+    worker, other = claiming_log.consumer("worker"), claiming_log.consumer("other")
     records = await take(worker, 2)
-    await eventlog.pass_time(eventlog.claim_seconds * 0.6)
+    await claiming_log.pass_time(claiming_log.claim_seconds * 0.6)
     await worker.renew([record for record in records if record.value == b"renewed"])
-    await eventlog.pass_time(eventlog.claim_seconds * 0.6)
+    await claiming_log.pass_time(claiming_log.claim_seconds * 0.6)
     assert values(await take(other, 1)) == ["left"]
 
 
-async def test_many_records_are_renewed_at_once(eventlog: Log) -> None:
-    await eventlog.producer().publish("notes", [(b"same", b"%d" % i) for i in range(1_000)])
-    worker, other = eventlog.consumer("worker"), eventlog.consumer("other")
+async def test_many_records_are_renewed_at_once(claiming_log: Log) -> None:
+    await claiming_log.producer().publish("notes", [(b"same", b"%d" % i) for i in range(1_000)])
+    worker, other = claiming_log.consumer("worker"), claiming_log.consumer("other")
     records = await take(worker, 1_000)
-    await eventlog.pass_time(eventlog.claim_seconds * 0.6)
+    await claiming_log.pass_time(claiming_log.claim_seconds * 0.6)
     await worker.renew(records)
-    await eventlog.pass_time(eventlog.claim_seconds * 0.6)
+    await claiming_log.pass_time(claiming_log.claim_seconds * 0.6)
     assert await other.poll(10, 0) == []
 
 
-async def test_renewing_does_not_steal_back_what_another_has_claimed(eventlog: Log) -> None:
-    await publish(eventlog, "x")
-    slow, quick, third = (eventlog.consumer(name) for name in ("slow", "quick", "third"))
+async def test_renewing_does_not_steal_back_what_another_has_claimed(claiming_log: Log) -> None:
+    await publish(claiming_log, "x")
+    slow, quick, third = (claiming_log.consumer(name) for name in ("slow", "quick", "third"))
     records = await take(slow, 1)
-    await eventlog.pass_time(eventlog.claim_seconds)
+    await claiming_log.pass_time(claiming_log.claim_seconds)
     await take(quick, 1)
-    await eventlog.pass_time(eventlog.claim_seconds)
+    await claiming_log.pass_time(claiming_log.claim_seconds)
     await slow.renew(records)
     assert values(await take(third, 1)) == ["x"]
 
@@ -328,10 +332,10 @@ async def test_without_a_claim_time_each_poll_gives_all_that_is_pending_once(eve
         assert sorted(values(records)) == [str(i) for i in range(10)]
 
 
-async def test_a_member_that_comes_back_under_its_name_goes_on_at_once(eventlog: Log) -> None:
-    await publish(eventlog, "x", "y")
-    await take(eventlog.consumer("pod-0"), 2)
-    assert set(values(await take(eventlog.consumer("pod-0"), 2))) == {"x", "y"}
+async def test_a_member_that_comes_back_under_its_name_goes_on_at_once(claiming_log: Log) -> None:
+    await publish(claiming_log, "x", "y")
+    await take(claiming_log.consumer("pod-0"), 2)
+    assert set(values(await take(claiming_log.consumer("pod-0"), 2))) == {"x", "y"}
 
 
 # ---- Acknowledging -----------------------------------------------------------------------------------
@@ -346,15 +350,15 @@ async def test_acknowledged_records_never_come_again(eventlog: Log) -> None:
     assert await lag_of(consumer) == 0
 
 
-async def test_acknowledging_is_idempotent_and_anyones(eventlog: Log) -> None:
-    await publish(eventlog, "x", "y")
-    slow, quick = eventlog.consumer("slow"), eventlog.consumer("quick")
+async def test_acknowledging_is_idempotent_and_anyones(claiming_log: Log) -> None:
+    await publish(claiming_log, "x", "y")
+    slow, quick = claiming_log.consumer("slow"), claiming_log.consumer("quick")
     records = await take(slow, 2)
-    await eventlog.pass_time(eventlog.claim_seconds)
+    await claiming_log.pass_time(claiming_log.claim_seconds)
     await take(quick, 2)
     for member in (slow, slow, quick):
         await member.ack([*records, records[0]])
-    await eventlog.pass_time(eventlog.claim_seconds)
+    await claiming_log.pass_time(claiming_log.claim_seconds)
     assert await quick.poll(10, 0) == []
     assert await lag_of(quick) == 0
 
@@ -527,7 +531,7 @@ async def test_lag_in_seconds_is_the_age_of_the_oldest_unacknowledged(eventlog: 
     published_ms = await eventlog.now_ms()
     await publish(eventlog, "old")
     consumer = eventlog.consumer("a")
-    await until_ms(eventlog, published_ms + 21)
+    await until_ms(eventlog, await eventlog.now_ms() + 21)
     await publish(eventlog, "new")
     undelivered = max(lag.seconds for lag in await consumer.lag())
     records = await take(consumer, 2)
@@ -549,7 +553,7 @@ async def test_a_replay_from_zero_brings_everything_kept_again(eventlog: Log) ->
 
 
 async def test_a_replay_from_a_time_brings_what_was_published_from_then_on(eventlog: Log) -> None:
-    published_ms = await publish_within_a_ms(eventlog, "early")
+    published_ms = await eventlog.publish_timed(b"early")
     await until_ms(eventlog, published_ms + 1)
     await publish(eventlog, "late")
     consumer = eventlog.consumer("a")
@@ -565,10 +569,13 @@ async def test_a_replay_from_a_time_brings_what_was_published_from_then_on(event
 async def test_a_replay_never_skips_what_was_not_handed_out(eventlog: Log) -> None:
     await eventlog.producer().publish("notes", numbered(20))
     consumer = eventlog.consumer("a")
-    await consumer.poll(5, 0)
+    in_hand = await consumer.poll(5, 0)
     await consumer.replay(await eventlog.now_ms() + 1_000_000)
     assert await lag_of(consumer) == 20
-    await take(consumer, 15)
+    handed_out: set[str] = set()
+    while records := await consumer.poll(POLL_RECORDS_MAX, 0):
+        handed_out.update(values(records))
+    assert handed_out >= set(values_of(20)) - set(values(in_hand))
 
 
 async def test_a_replay_of_a_group_that_never_was_skips_nothing(eventlog: Log) -> None:
@@ -608,11 +615,11 @@ async def test_a_log_without_dead_letters_counts_none(eventlog: Log) -> None:
     assert await eventlog.consumer("a").dead_letters() == 0
 
 
-async def test_a_dead_letter_is_not_stored_again_by_a_repeat_or_by_a_slow_member(eventlog: Log) -> None:
-    await publish(eventlog, "x")
-    slow, quick = eventlog.consumer("slow"), eventlog.consumer("quick")
+async def test_a_dead_letter_is_not_stored_again_by_a_repeat_or_by_a_slow_member(claiming_log: Log) -> None:
+    await publish(claiming_log, "x")
+    slow, quick = claiming_log.consumer("slow"), claiming_log.consumer("quick")
     [record] = await take(slow, 1)
-    await eventlog.pass_time(eventlog.claim_seconds)
+    await claiming_log.pass_time(claiming_log.claim_seconds)
     [claimed] = await take(quick, 1)
     for member, copy in ((quick, claimed), (quick, claimed), (slow, record)):
         await member.dead_letter(copy, "bad")
@@ -634,26 +641,26 @@ async def test_dead_letters_are_bounded_by_dropping_their_oldest(open_eventlog: 
 # ---- Loss, leaving -----------------------------------------------------------------------------------
 
 
-async def test_when_all_data_is_lost_consumers_go_on_with_what_is_published_then(eventlog: Log) -> None:
-    consumer = eventlog.consumer("a")
-    await publish(eventlog, "before", "too")
+async def test_when_all_data_is_lost_consumers_go_on_with_what_is_published_then(claiming_log: Log) -> None:
+    consumer = claiming_log.consumer("a")
+    await publish(claiming_log, "before", "too")
     records = await take(consumer, 2)
-    await eventlog.drop_all_data()
+    await claiming_log.drop_all_data()
     await consumer.ack(records)
     await consumer.renew(records)
     await consumer.dead_letter(records[0], "stale")
     assert await lag_of(consumer) == 0
-    await publish(eventlog, "after")
+    await publish(claiming_log, "after")
     assert await lag_of(consumer) == 1
     await consumer.ack(await take(consumer, 1))
     assert await lag_of(consumer) == 0
 
 
-async def test_when_all_data_is_lost_a_waiting_poll_goes_on(eventlog: Log) -> None:
-    polling = asyncio.create_task(eventlog.consumer("a").poll(10, WAIT_SECONDS))
-    await until_members(eventlog, "a")
-    await eventlog.drop_all_data()
-    await publish(eventlog, "after")
+async def test_when_all_data_is_lost_a_waiting_poll_goes_on(claiming_log: Log) -> None:
+    polling = asyncio.create_task(claiming_log.consumer("a").poll(10, WAIT_SECONDS))
+    await until_members(claiming_log, "a")
+    await claiming_log.drop_all_data()
+    await publish(claiming_log, "after")
     assert values(await polling) == ["after"]
 
 
@@ -665,9 +672,17 @@ async def test_a_leaving_member_hands_over_at_once(eventlog: Log) -> None:
     await leaving.close()
     records = await take(staying, 2)
     assert set(values(records)) == {"x", "y"}
-    assert all(record.redelivered for record in records)
     await staying.ack(records)
     assert await eventlog.members() == {"staying"}
+
+
+async def test_what_a_leaving_member_hands_over_is_known_to_have_been_in_hand(claiming_log: Log) -> None:
+    await publish(claiming_log, "x")
+    leaving = claiming_log.consumer("leaving")
+    await take(leaving, 1)
+    await leaving.close()
+    [record] = await take(claiming_log.consumer("staying"), 1)
+    assert record.redelivered
 
 
 async def test_a_leaving_member_hands_over_many_records_at_once(eventlog: Log) -> None:
@@ -695,14 +710,14 @@ async def test_leaving_a_group_that_never_was_is_fine(eventlog: Log) -> None:
     await eventlog.consumer("a").close()
 
 
-async def test_dead_members_are_forgotten_unless_they_hold_records(eventlog: Log) -> None:
-    await publish(eventlog, "x")
-    await take(eventlog.consumer("holder"), 1)
-    await eventlog.consumer("idler").poll(10, 0)
-    survivor = eventlog.consumer("survivor", forget_seconds=0)
+async def test_dead_members_are_forgotten_unless_they_hold_records(claiming_log: Log) -> None:
+    await publish(claiming_log, "x")
+    await take(claiming_log.consumer("holder"), 1)
+    await claiming_log.consumer("idler").poll(10, 0)
+    survivor = claiming_log.consumer("survivor", forget_seconds=0)
     assert await survivor.poll(10, 0) == []
-    assert await eventlog.members() == {"holder", "survivor"}
-    await eventlog.pass_time(eventlog.claim_seconds)
+    assert await claiming_log.members() == {"holder", "survivor"}
+    await claiming_log.pass_time(claiming_log.claim_seconds)
     assert values(await take(survivor, 1)) == ["x"]
 
 

@@ -97,7 +97,7 @@ class Ledger:
     async def drained(self) -> None:
         async def empty() -> bool:
             with suppress(grpc.aio.AioRpcError):
-                (status,) = await self.client.fanout_status()
+                status, *_ = await self.client.fanout_status()
                 return not any(partition.lag_messages for partition in status.partitions)
             return False
 
