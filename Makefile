@@ -31,8 +31,13 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --editable .
 	@touch $@
 
-run: $(READY) ## Start Valkey and all services here; Ctrl-C stops them
+run: $(READY) ## Start Valkey and all services here; Ctrl-C stops them (STARLING_PROFILE=production: on Cassandra and Kafka)
+ifeq ($(STARLING_PROFILE),production)
+	@$(BIN)/python -m backends up $(N) && . build/backends/environment && $(BIN)/python -m mesh.migrate && \
+		exec $(BIN)/python -m launcher
+else
 	@exec $(BIN)/python -m launcher
+endif
 
 test: $(READY) ## Run all tests in parallel
 	@$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)

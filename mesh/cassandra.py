@@ -10,12 +10,13 @@ finishes what is in progress first: `settled` runs an attempt again with `serial
 """
 
 import asyncio
+import logging
 import random
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 from cassandra import ConsistencyLevel, DriverException, InvalidRequest, RequestValidationException
 from cassandra.cluster import (
@@ -35,12 +36,12 @@ from cassandra.policies import (
     TokenAwarePolicy,
 )
 from cassandra.query import BatchStatement, BatchType, BoundStatement, PreparedStatement, tuple_factory
-from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from mesh.config import ENV_PREFIX
+from mesh.config import Where
 from mesh.deadlines import remaining
 from mesh.errors import ConfigurationError, UnavailableError
+
+logging.getLogger("cassandra").setLevel(logging.CRITICAL)  # What it has to say comes as errors, too.
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -103,42 +104,6 @@ class _Retry(RetryPolicy):  # type: ignore[misc]
     def _again(self, query: Any, retry_num: int) -> tuple[int, Any]:
         may = query.is_idempotent and retry_num < _RETRIES
         return (self.RETRY_NEXT_HOST if may else self.RETHROW), None
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """A cluster and a keyspace in it. `local_dc`: empty for the first contact point's."""
-
-    contact_points: Sequence[str]
-    keyspace: str
-    port: int = 9042
-    local_dc: str = ""
-
-
-class CassandraConfig(BaseSettings):
-    """Of the services that own a store: where Cassandra is, if it is to keep it."""
-
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True)
-
-    cassandra_contact_points: Annotated[list[str], NoDecode] = []
-    """Addresses of some nodes, comma-separated; empty: SQLite keeps the store."""
-    cassandra_port: int = Field(9042, ge=1, le=65_535)
-    cassandra_keyspace: str = Field("starling", pattern=r"^[a-z][a-z0-9_]{0,47}$")
-    cassandra_local_dc: str = ""
-    """The data centre whose nodes are asked; empty: the first contact point's."""
-
-    @field_validator("cassandra_contact_points", mode="before")
-    @classmethod
-    def _addresses(cls, value: object) -> object:
-        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-    def cassandra(self) -> Where | None:
-        """None: not wanted."""
-        if not self.cassandra_contact_points:
-            return None
-        return Where(
-            self.cassandra_contact_points, self.cassandra_keyspace, self.cassandra_port, self.cassandra_local_dc
-        )
 
 
 def cluster_of(where: Where) -> Cluster:

@@ -19,8 +19,8 @@ from cassandra import AlreadyExists, ConsistencyLevel
 from cassandra.cluster import Session
 from cassandra.query import SimpleStatement
 
-from mesh.cassandra import CassandraConfig, Where, cluster_of, translated
-from mesh.config import load
+from mesh.cassandra import cluster_of, translated
+from mesh.config import CassandraConfig, Where, load
 from mesh.errors import ConfigurationError, StarlingError, UnavailableError
 
 SCHEMA = Path(__file__).parents[1] / "schema"

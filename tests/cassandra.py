@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from cassandra.cluster import Session
 
 from backends.servers import Cluster
-from mesh.cassandra import Where, cluster_of
+from mesh.cassandra import cluster_of
+from mesh.config import Where
 from mesh.migrate import migrate
 
 _NOT_DATA = {"schema_lease", "schema_migrations"}
