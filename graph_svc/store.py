@@ -195,7 +195,7 @@ class GraphStore(WorkerLeases, AuthorModes, Protocol):
         ...
 
     async def follow(self, follower_id: int, followee_id: int) -> bool:
-        """True when this call made the follow, False when it stood.
+        """True when this call made the follow, False when it stood. An author's buckets are filled one after the other.
 
         Raises NotFoundError (USER_NOT_FOUND), PermissionDeniedError (BLOCKED: either blocks the other) and
         FailedPreconditionError (FOLLOW_LIMIT_REACHED).
@@ -211,7 +211,9 @@ class GraphStore(WorkerLeases, AuthorModes, Protocol):
         ...
 
     async def block(self, blocker_id: int, blocked_id: int) -> bool:
-        """True when this call made the block, False when it stood. Follows between the two end with it, at one moment.
+        """True when this call made the block, False when it stood. Follows between the two end with it, for each side
+        at the moment of its new version; whom somebody blocks is told first, so at no moment a block stands beside a
+        follow.
 
         Raises NotFoundError (USER_NOT_FOUND) and FailedPreconditionError (BLOCK_LIMIT_REACHED).
         """

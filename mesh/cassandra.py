@@ -144,6 +144,7 @@ class Cassandra:
     def __init__(self, where: Where) -> None:
         self._where = where
         self._prepared: dict[Statement, PreparedStatement] = {}
+        self._is_open = False
         self._cluster: Cluster | None = None
         self._session: Session | None = None
         self._in_flight = asyncio.Semaphore(_IN_FLIGHT_MAX)
@@ -169,6 +170,7 @@ class Cassandra:
                         prepared.is_idempotent = not statement.conditional
                         prepared.fetch_size = _PAGE_ROWS
                         self._prepared[statement] = prepared
+                self._is_open = True
             except InvalidRequest as error:
                 raise ConfigurationError(
                     f"STARLING_CASSANDRA_KEYSPACE: {self._where.keyspace} lacks what this release needs"
@@ -256,6 +258,8 @@ class Cassandra:
                 self._locks.pop(lock, None)
 
     def _bind(self, statement: Statement, args: Sequence[object]) -> BoundStatement:
+        if not self._is_open:  # A server answers calls before its stores do.
+            raise UnavailableError("The store isn't open yet.", reason="STORE_UNAVAILABLE")
         return self._prepared[statement].bind(args)
 
     async def _send(self, query: BoundStatement | BatchStatement) -> list[Row]:

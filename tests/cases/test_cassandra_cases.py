@@ -9,11 +9,14 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from cassandra import OperationTimedOut
 
+from backends import cassandra
+from backends.cassandra import peers
 from backends.servers import Cluster
 from graph_svc.cassandra import CassandraGraphStore
 from graph_svc.store import User
@@ -21,7 +24,9 @@ from mesh.cassandra import Cassandra, cluster_of
 from mesh.errors import ConfigurationError, StarlingError, UnavailableError
 from mesh.ids import ID_MAX
 from mesh.migrate import migrate, statements
-from tests.cassandra import Keyspace, where
+from tests.cassandra import Keyspace, new_keyspace, where
+from tests.running_backends import running
+from tests.waiting import eventually
 from tweet_svc.cassandra import CassandraTweetStore
 from tweet_svc.store import EventKind, Request, StoredTweet
 
@@ -41,7 +46,7 @@ class Faulty(Cassandra):
 
     def __init__(self, healthy: Cassandra, at: int, when: str, *, dies: bool) -> None:
         super().__init__(healthy._where)
-        self._prepared, self._session = healthy._prepared, healthy._session
+        self._prepared, self._session, self._is_open = healthy._prepared, healthy._session, True
         self._at, self._when, self._dies = at, when, dies
         self.writes = 0
         self.failed = False
@@ -683,3 +688,69 @@ async def test_a_keyspace_without_the_schema_is_refused_by_name(cassandra_node: 
     with pytest.raises(ConfigurationError, match="STARLING_CASSANDRA_KEYSPACE"):
         await store.open()
     await store.close()
+
+
+async def test_a_store_that_is_not_open_yet_is_unavailable(keyspace: Keyspace) -> None:
+    with pytest.raises(UnavailableError):
+        await tweets(Cassandra(keyspace.where)).tweets([1])
+
+
+LOADERS = 6
+
+
+async def test_x10_a_node_is_killed_and_comes_back_under_load_and_no_call_fails(tmp_path: Path) -> None:
+    """Three nodes, of which one is gone for a while: nobody notices, and what was acknowledged is there, once."""
+    with running(cassandra, tmp_path / "cluster", 3) as cluster, new_keyspace(cluster) as keyspace:
+        database = Cassandra(keyspace.where)
+        store, social = CassandraTweetStore(database), CassandraGraphStore(database)
+        await store.open()
+        await social.open()
+        users = await sign_up(social, 1)
+        made: list[tuple[int, int]] = []
+        seconds: list[float] = []
+        stopping = asyncio.Event()
+
+        async def load(number: int) -> None:
+            author, other = users[number], users[number + 1]
+            while not stopping.is_set():
+                begun = time.monotonic()
+                tweet = StoredTweet(next(ids), author, "hello")
+                await store.create_tweet(tweet, request(), NOW, 100_000)
+                made.append((author, tweet.tweet_id))
+                assert await social.follow(author, other)
+                assert await store.tweets([tweet.tweet_id]) == [tweet]
+                assert await social.unfollow(author, other)
+                assert await social.viewer_context(author)
+                seconds.append((time.monotonic() - begun) / 5)
+
+        loading = asyncio.gather(*map(load, range(LOADERS)))
+        victim = cluster.servers[1]
+
+        async def goes_on(more: int) -> None:
+            enough = len(made) + more
+            await eventually(lambda: loading.done() or len(made) >= enough, 120)
+            assert not loading.done(), loading.exception()
+
+        async def is_back() -> bool:
+            known = await asyncio.to_thread(peers, cluster.addresses[1].partition(":")[0], keyspace.where.port)
+            return loading.done() or known == 2
+
+        await goes_on(60)
+        await asyncio.to_thread(victim.kill)
+        await goes_on(200)
+        victim.start()
+        await eventually(is_back, 120)
+        await goes_on(60)
+        stopping.set()
+        await loading
+        for author in users[:LOADERS]:
+            mine = sorted((tweet_id for who, tweet_id in made if who == author), reverse=True)
+            assert await store.author_tweet_ids([author], [ID_MAX], [len(made)]) == [mine]
+        await check_settled(social, keyspace, users)
+        await database.close()
+        seconds.sort()
+        print(
+            f"{len(made)} posts acknowledged, 0 lost, 0 twice; {5 * len(seconds)} calls, 0 errors;"
+            f" mean of five: p50 {1_000 * seconds[len(seconds) // 2]:.0f} ms,"
+            f" p99 {1_000 * seconds[len(seconds) * 99 // 100]:.0f} ms, longest {1_000 * seconds[-1]:.0f} ms"
+        )
