@@ -5,7 +5,9 @@ import base64
 import os
 import subprocess
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
@@ -23,6 +25,7 @@ from backends.servers import (
 )
 
 NAME = "kafka"
+T = TypeVar("T")
 _HERE = Path(__file__).parent
 _POM = _HERE / "kafka.pom.xml"
 _LOG4J = _HERE / "kafka.log4j2.properties"
@@ -57,21 +60,30 @@ def start(folder: Path, nodes: int, *, bound: bool = False) -> Cluster:
         start_all(servers)
         addresses = [f"{HOST}:{port}" for port in clients]
         for server in servers:
-            server.await_that(lambda: brokers(addresses) == nodes, _START_SECONDS_MAX)
+            server.await_that(lambda: brokers(addresses) == nodes and _serves_groups(addresses), _START_SECONDS_MAX)
     url = f"kafka://{','.join(addresses)}" + ("" if nodes >= _COPIES else "?replication=1")
     return Cluster(NAME, folder, nodes, addresses, {"STARLING_EVENTLOG_URL": url}, servers)
 
 
 def brokers(addresses: list[str]) -> int:
     """How many brokers the cluster knows as alive; 0 when none answers."""
+    return _asked(addresses, lambda admin: len(admin.describe_cluster()["brokers"]), 0)
+
+
+def _serves_groups(addresses: list[str]) -> bool:
+    """Whether groups find their coordinator; the first that asks has its topic made."""
+    return _asked(addresses, lambda admin: admin.list_group_offsets("ready") is not None, False)
+
+
+def _asked(addresses: list[str], question: Callable[[KafkaAdminClient], T], otherwise: T) -> T:
     try:
         admin = KafkaAdminClient(bootstrap_servers=addresses, bootstrap_timeout_ms=1_000, request_timeout_ms=2_000)
     except KafkaError:
-        return 0
+        return otherwise
     try:
-        return len(admin.describe_cluster()["brokers"])
+        return question(admin)
     except KafkaError:
-        return 0
+        return otherwise
     finally:
         admin.close()
 

@@ -66,7 +66,7 @@ SESSION_SECONDS = 10.0
 """A member that is gone without leaving has lost its partitions after so long."""
 HAND_OVER_SECONDS = 5.0
 """How long a partition waits for what is in hand of it before it goes to another member."""
-WINDOW = 1_000
+WINDOW = 2_000
 """Records of a partition that are fetched and not committed, at most."""
 
 _BOOTSTRAP_SECONDS = 2.0
@@ -74,11 +74,12 @@ _REQUEST_SECONDS = 5.0
 _DELIVERY_SECONDS = 10.0
 _COMMIT_SECONDS = 1.0
 _COMMIT_EVERY_SECONDS = 0.1
-_TURN_SECONDS = 0.05
+_TURN_SECONDS = 0.1
 _TURN_RECORDS_MAX = 500
 _FLUSH_SECONDS = 2.0
 _LOOK_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0
+_STUCK_SECONDS = 5.0
 _AWAY_SECONDS = 0.5
 _LIFE_SECONDS = 5.0
 """So long the names of the cluster and its topics are believed."""
@@ -111,7 +112,7 @@ class Kafka:
         self._producing = _Clients(self._open_producer, _drop_producer, "producer")
         self._looking = _Clients(self._open_looker, _Looker.close, "looker")
         self._made: set[str] = set()
-        self._life, self._life_until = "", 0.0
+        self._lives: dict[tuple[str, ...], tuple[str, float]] = {}
 
     @classmethod
     def at(cls, url: str, *, prefix: str = "", lists_life: Callable[[], Awaitable[str]] | None = None) -> "Kafka":
@@ -150,11 +151,13 @@ class Kafka:
     async def incarnation(self, topics: Sequence[Topic]) -> str:
         """See the port."""
         lists = await self._lists_life() if self._lists_life else ""
-        if not self._life or time.monotonic() >= self._life_until:
+        names = tuple(self.name(topic.name) for topic in topics)
+        life, until = self._lives.get(names, ("", 0.0))
+        if time.monotonic() >= until:
             await self.make(topics)
-            self._life = await self.look(lambda looker: looker.life([self.name(topic.name) for topic in topics]))
-            self._life_until = time.monotonic() + _LIFE_SECONDS
-        return f"{self._life} {lists}".rstrip()
+            life = await self.look(lambda looker: looker.life(names))
+            self._lives[names] = (life, time.monotonic() + _LIFE_SECONDS)
+        return f"{life} {lists}".rstrip()
 
     async def close(self) -> None:
         """Close all clients, within a bound."""
@@ -439,7 +442,8 @@ class _Turn:
 class KafkaConsumer:
     """One member of a topic's group. See the port, and the module.
 
-    `claim_seconds`: after so long unrenewed a record is handed out again, by this member.
+    `claim_seconds`: after so long unrenewed a record is handed out again, by this member. `window`: so many records of
+    a partition are fetched and not yet committed, at most.
     """
 
     def __init__(
@@ -464,7 +468,9 @@ class KafkaConsumer:
         self._claim_seconds = claim_seconds
         self._session_seconds = session_seconds
         self._poll_interval_seconds = poll_interval_seconds
-        self._window = window
+        # A partition is full when it mightn't have room for what the next turn brings.
+        self._turn_records = min(_TURN_RECORDS_MAX, max(1, window // 4))
+        self._full_at = window - self._turn_records
         self._clock = clock or SystemClock()
         self._lag_reader = KafkaLagReader(cluster, [topic], group)
         self._thread = ThreadPoolExecutor(1, f"kafka-{topic.name}")
@@ -490,11 +496,12 @@ class KafkaConsumer:
         if not 1 <= count <= POLL_RECORDS_MAX:
             raise ValueError(f"count is 1 to {POLL_RECORDS_MAX}, not {count}")
         await self.join()
-        if wait_seconds <= 0 and not any(progress.waiting for progress in self._open()):
+        if wait_seconds <= 0 and sum(progress.waiting for progress in self._open()) < count:
             await self._fetch_what_is_there()
         end = time.monotonic() + wait_seconds
-        while not (records := self._take(count)) and time.monotonic() < end:
-            await self._next_turn()
+        while not (records := self._take(count)) and (left := end - time.monotonic()) > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._turned.wait(), left)
         return records
 
     async def renew(self, records: Sequence[Record]) -> None:
@@ -550,8 +557,9 @@ class KafkaConsumer:
         if not self._closing:
             await self._flush()
             self._closing = True
-            if self._driving:
-                await asyncio.wait([self._driving])
+            if self._driving and (await asyncio.wait([self._driving], timeout=_STUCK_SECONDS))[1]:
+                # Its turn waits for a broker: closed from another thread, the client gives up.
+                await asyncio.to_thread(self._close_client)
             await self._on_thread(self._close_client)
             self._thread.shutdown(wait=False)
 
@@ -601,7 +609,7 @@ class KafkaConsumer:
             progress = self._progress.get(at)
             # Where it goes back, the log was made anew, or lost its end.
             if begin is not None and (progress is None or begin < progress.next):
-                progress = self._progress[at] = Progress(next(self._tenures), begin, self._window)
+                progress = self._progress[at] = Progress(next(self._tenures), begin, self._full_at)
             if progress:
                 progress.add((record.offset, self._record(record)) for record in records)
 
@@ -624,9 +632,6 @@ class KafkaConsumer:
     def _progress_of(self, record: Record) -> Progress | None:
         return self._progress.get(Partition(self._cluster.name(record.topic), record.partition))
 
-    async def _next_turn(self) -> None:
-        await self._turned.wait()
-
     async def _fetch_what_is_there(self) -> None:
         """Until all is fetched that was there when this began, as far as there is room. Raises UnavailableError."""
         end: dict[Partition, int] | None = None
@@ -634,7 +639,7 @@ class KafkaConsumer:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_SECONDS):
                 while True:
-                    await self._next_turn()
+                    await self._turned.wait()
                     if not self._is_member:
                         continue
                     if end is None:
@@ -644,12 +649,16 @@ class KafkaConsumer:
         raise UnavailableError("Kafka doesn't give what it has", reason="KAFKA_UNAVAILABLE")
 
     async def _flush(self) -> None:
-        """Have committed what may be; within a bound, and for the turn that is under way."""
+        """Have committed what is done now, as far as there is no gap; within a bound."""
+        wanted = self._to_commit()
         with suppress(TimeoutError):
             async with asyncio.timeout(_FLUSH_SECONDS):
-                while self._driving and not self._closing and self._to_commit():
+                while self._driving and not self._closing:
+                    wanted = {at: wanted[at] for at in self._to_commit().keys() & wanted.keys()}
+                    if all(self._progress[at].committed >= offset for at, offset in wanted.items()):
+                        return
                     self._commit_due = 0.0
-                    await self._next_turn()
+                    await self._turned.wait()
 
     def _to_commit(self) -> dict[Partition, int]:
         return {at: held.done_below for at, held in self._progress.items() if held.done_below > held.committed}
@@ -670,10 +679,8 @@ class KafkaConsumer:
         held = self._client.assignment()
         if held and time.monotonic() >= self._commit_due:
             turn.committed = self._commit({at: offset for at, offset in self._to_commit().items() if at in held})
-        full = {at for at, progress in [*self._progress.items()] if progress.is_full and at in held}
-        self._client.pause(*(full - self._client.paused()))
-        self._client.resume(*(self._client.paused() - full))
-        turn.records = self._client.poll(timeout_ms=int(_TURN_SECONDS * 1000), max_records=_TURN_RECORDS_MAX)
+        self._let_in_or_keep_out(held)
+        turn.records = self._client.poll(timeout_ms=int(_TURN_SECONDS * 1000), max_records=self._turn_records)
         turn.held = {at: self._position(at) for at in self._client.assignment()}
         turn.is_member = self._client.group_metadata().state is MemberState.STABLE
         if not turn.is_member:
@@ -681,6 +688,17 @@ class KafkaConsumer:
             # (kafka-python 3.0.12: its need_rejoin() says no meanwhile): the member would sit there for ever.
             self._client._coordinator.request_rejoin()
         return turn
+
+    def _let_in_or_keep_out(self, held: Collection[Partition]) -> None:
+        """Pause the partitions that are full, and resume those that are no more."""
+        full = {at for at, progress in self._progress.items() if progress.is_full and at in held}
+        paused = self._client.paused()
+        self._client.pause(*(full - paused))
+        self._client.resume(*(paused - full))
+        # What was fetched of a paused partition is set aside, and (kafka-python 3.0.12) comes back only where this is
+        # None, not where it is something that has been used up: then the partition would give nothing any more.
+        if not self._client._fetcher._next_partition_records:
+            self._client._fetcher._next_partition_records = None
 
     def _position(self, at: Partition) -> int | None:
         progress = self._progress.get(at)

@@ -2,8 +2,8 @@
 
 Such a log (Kafka) keeps one number for a group and a partition: everything below it is done. Here records are worked on
 side by side and end in any order, so the number may rise only to the first that isn't done. From the number on, in the
-order of the partition, each record is *waiting*, *in hand*, or *done*; at most `window` of them are held, and when
-they are that many, nothing more is fetched until the first is done.
+order of the partition, each record is *waiting*, *in hand*, or *done*; when `full_at` of them are held, nothing more is
+to be fetched until the first is done.
 
 A member holds a partition for a *tenure*: until it loses it, or the group is set back. What was handed out in one
 tenure counts as done in that one only: another member, or this one itself, has begun again from the number.
@@ -26,7 +26,7 @@ class _Held:
 class Progress:
     """One tenure of one partition, which begins at offset `begin`. `now` is a monotonic clock's, in seconds."""
 
-    def __init__(self, tenure: int, begin: int, window: int) -> None:
+    def __init__(self, tenure: int, begin: int, full_at: int) -> None:
         self.tenure = tenure
         self.committed = begin
         """What the log was told; below it all was done before."""
@@ -34,7 +34,7 @@ class Progress:
         """All below this offset are done: what may be committed."""
         self.next = begin
         """The offset after the last one held."""
-        self._window = window
+        self._full_at = full_at
         self._order: deque[int] = deque()
         self._waiting: deque[Record] = deque()
         self._in_hand: dict[int, _Held] = {}
@@ -43,7 +43,7 @@ class Progress:
     @property
     def is_full(self) -> bool:
         """Whether nothing more should be fetched."""
-        return len(self._order) >= self._window
+        return len(self._order) >= self._full_at
 
     @property
     def waiting(self) -> int:

@@ -141,6 +141,16 @@ class StreamsLog:
         return list(await self._valkey.call("KEYS", f"{self._valkey.key_prefix}log:{self.topic.name}:*"))
 
 
+class StoppableConsumer(KafkaConsumer):
+    """One that can be made to hang."""
+
+    @asynccontextmanager
+    async def stopped(self) -> AsyncIterator[None]:
+        """It polls no more meanwhile."""
+        async with self._turning:
+            yield
+
+
 class KafkaLog:
     """The same on Kafka. The claim time passes by `pass_time` only, and concerns what this process has in hand."""
 
@@ -150,7 +160,7 @@ class KafkaLog:
         self.claim_seconds = CLAIM_SECONDS
         self.cluster = cluster
         self._clock = SteppedClock()
-        self._consumers: list[KafkaConsumer] = []
+        self._consumers: list[StoppableConsumer] = []
 
     def producer(self) -> Producer:
         return KafkaProducer(self.cluster, [self.topic, self.dead_letters])
@@ -163,14 +173,16 @@ class KafkaLog:
         group: str = GROUP,
         claim_seconds: float = CLAIM_SECONDS,
         forget_seconds: float = 0.0,
-    ) -> KafkaConsumer:
-        consumer = KafkaConsumer(
+        poll_interval_seconds: float = 60.0,
+    ) -> "StoppableConsumer":
+        consumer = StoppableConsumer(
             self.cluster,
             topic=topic or self.topic,
             group=group,
             name=name,
             dead_letters=self.dead_letters,
             claim_seconds=claim_seconds,
+            poll_interval_seconds=poll_interval_seconds,
             clock=self._clock,
         )
         self._consumers.append(consumer)
