@@ -19,9 +19,10 @@ leaves `a` begun or ending; whoever is refused by what b's partition says looks 
 import heapq
 import secrets
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple, TypeVar
 
 from graph_svc.cassandra_modes import STATEMENTS as MODES_STATEMENTS
@@ -59,6 +60,15 @@ class _State(IntEnum):
     BEGUN = 1
     ACTIVE = 2
     ENDING = 3
+
+
+class Leftover(StrEnum):
+    """What the reconciliation finds and mends."""
+
+    FOLLOW = "follows begun"
+    UNFOLLOW = "unfollows begun"
+    BLOCK = "blocks or unblocks begun"
+    COUNT = "wrong counts"
 
 
 _ME = ("revision", "version", "bucket_count", "followees", "pending", "blocks", "mutes")
@@ -104,6 +114,12 @@ _NEXT_OF_BUCKET = Statement(
     " WHERE followee_id = ? AND bucket = ? AND follower_id = 0 IF revision = ?",
     conditional=True,
 )
+_WHOLE_BUCKET = Statement(
+    "SELECT follower_id, active, number, revision, members, followers FROM followers"
+    " WHERE followee_id = ? AND bucket = ?"
+)
+_WHOLE_USER = Statement(f"SELECT {_COLUMNS} FROM users WHERE user_id = ?")
+_COUNTED = Statement("SELECT followers FROM follower_counts WHERE followee_id = ? AND bucket = ?")
 _PUT_FOLLOWER = Statement(
     "UPDATE followers SET active = ?, number = ? WHERE followee_id = ? AND bucket = ? AND follower_id = ?"
 )
@@ -115,6 +131,7 @@ _BIG = Statement("INSERT INTO big_authors (size_class, author_id) VALUES (?, ?)"
 _STATEMENTS = (
     *(_READ, _CONTEXT, _REVISION, _LIST, _STEP, _PUT, _USER, _NEW_USER, _HANDLE, _NEW_HANDLE, _BUCKET),
     *(_FIRST_OF_BUCKET, _NEXT_OF_BUCKET, _PUT_FOLLOWER, _FOLLOWERS, _COUNT, _BIG),
+    *(_WHOLE_BUCKET, _WHOLE_USER, _COUNTED),
     *LEASES_STATEMENTS,
     *MODES_STATEMENTS,
 )
@@ -717,6 +734,91 @@ class CassandraGraphStore(CassandraWorkerLeases, CassandraAuthorModes):
                     continue
             return _context(me)
         raise UnavailableError("The user changes faster than it can be read.", reason="STORE_BUSY")
+
+    # What calls that died have left: see `graph_svc.reconcile`.
+
+    async def reconcile_bucket(self, followee_id: int, bucket: int) -> tuple[int, "Counter[Leftover]"]:
+        """Each active row's follow is asked for: one that was begun is finished, with a fresh `since`; one that has
+        ended is ended here. Then the counts. Returns the number of rows, and what was mended."""
+        rows = await self._database.rows(_WHOLE_BUCKET, followee_id, bucket)
+        active = [follower_id for follower_id, is_active, *_ in rows if follower_id and is_active]
+
+        async def one(follower_id: int) -> Leftover | None:
+            follows = (_Kind.FOLLOWS, followee_id)
+            row, me = await self._step(follower_id, [follows], lambda me: (me.row(*follows), me))
+            if row.state == _State.ACTIVE:
+                return None
+            if row.state == _State.BEGUN:
+                await self._follow(follower_id, [followee_id])
+                return Leftover.FOLLOW
+            await self._end_follower(me, followee_id)
+            return Leftover.UNFOLLOW
+
+        mended = Counter(found for found in await each(one, active) if found)
+        if await self._recount_bucket(followee_id, bucket):
+            mended[Leftover.COUNT] += 1
+        return len(rows), mended
+
+    async def _recount_bucket(self, followee_id: int, bucket: int) -> bool:
+        """Whether a count was wrong: the bucket's own, which changes with its rows, or its copy, which comes after."""
+        where = (followee_id, bucket)
+
+        async def attempt(serially: bool) -> tuple[bool, int, int] | None:
+            rows = await self._database.rows(_WHOLE_BUCKET, *where, serially=serially)
+            head = next((row for row in rows if row[0] == 0), None)
+            if head is None:
+                return False, 0, 0
+            *_, revision, members, followers = head
+            counted = len(rows) - 1, sum(bool(is_active) for _, is_active, *_ in rows)
+            if counted == (members, followers):
+                return False, revision, followers
+            columns = (revision + 1, *counted, *where, revision)
+            return (True, revision + 1, counted[1]) if await self._database.apply((_NEXT_OF_BUCKET, columns)) else None
+
+        wrong, revision, followers = await self._database.settled(("bucket", *where), attempt)
+        copy = await self._database.row(_COUNTED, *where)
+        if revision and (copy is None or copy[0] != followers):
+            await self._database.write(_COUNT, *where, followers, revision)
+            return True
+        return wrong
+
+    async def reconcile_user(self, user_id: int) -> tuple[int, "Counter[Leftover]"]:
+        """What the user has begun is finished; then the counts, which are in its own row. Returns as above."""
+        rows = await self._database.rows(_WHOLE_USER, user_id)
+        me = _parsed(user_id, rows)
+        mended: Counter[Leftover] = Counter()
+        if me is None:
+            return len(rows), mended
+        for (kind, other_id), row in me.rows.items():
+            if kind == _Kind.FOLLOWS and row.state == _State.BEGUN:
+                await self._follow(user_id, [other_id])
+                mended[Leftover.FOLLOW] += 1
+            elif kind == _Kind.BLOCKS and row.state in {_State.BEGUN, _State.ENDING}:
+                await self._are_blocked(user_id, other_id)
+                mended[Leftover.BLOCK] += 1
+        if await self._recount_user(user_id):
+            mended[Leftover.COUNT] += 1
+        return len(rows), mended
+
+    async def _recount_user(self, user_id: int) -> bool:
+        async def attempt(serially: bool) -> tuple[bool] | None:
+            me = _parsed(user_id, await self._database.rows(_WHOLE_USER, user_id, serially=serially))
+            if me is None:
+                return (False,)
+            states = Counter((kind, row.state) for (kind, _), row in me.rows.items())
+            counted = replace(
+                me,
+                followees=states[_Kind.FOLLOWS, _State.ACTIVE],
+                pending=states[_Kind.FOLLOWS, _State.BEGUN],
+                blocks=states[_Kind.BLOCKS, _State.ACTIVE] + states[_Kind.BLOCKS, _State.BEGUN],
+                mutes=states[_Kind.MUTES, _State.ACTIVE],
+            )
+            if counted == me:
+                return (False,)
+            return (True,) if await self._write(me, counted) else None
+
+        (wrong,) = await self._database.settled(("user", user_id), attempt)
+        return wrong
 
 
 def _parsed(user_id: int, rows: Sequence[tuple[int, ...]]) -> _Me | None:

@@ -7,7 +7,7 @@ A store here dies, or doubts, at its n-th write, for every n: before the write r
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from cassandra import OperationTimedOut
 from backends import cassandra
 from backends.cassandra import peers
 from backends.servers import Cluster
-from graph_svc.cassandra import CassandraGraphStore
+from graph_svc.cassandra import CassandraGraphStore, Leftover
+from graph_svc.reconcile import STATEMENTS as RECONCILE_STATEMENTS
+from graph_svc.reconcile import Reconciler
 from graph_svc.store import User
-from mesh.cassandra import Cassandra, cluster_of
+from mesh.cassandra import Cassandra, Statement, cluster_of
 from mesh.errors import ConfigurationError, StarlingError, UnavailableError
 from mesh.ids import ID_MAX
 from mesh.migrate import migrate, statements
@@ -64,6 +66,9 @@ class Faulty(Cassandra):
                 raise DiedError if self._dies else OperationTimedOut()
         return await super()._send(query)
 
+    async def open(self, statements: Iterable[Statement]) -> None:
+        """The healthy one has prepared all."""
+
     async def close(self) -> None:
         """The session isn't its own."""
 
@@ -74,6 +79,7 @@ async def database(keyspace: Keyspace) -> AsyncIterator[Cassandra]:
     database = Cassandra(keyspace.where)
     await CassandraTweetStore(database).open()
     await graph(database).open()
+    await database.open(RECONCILE_STATEMENTS)
     yield database
     await database.close()
 
@@ -313,6 +319,50 @@ async def test_an_answer_that_is_lost_is_found_out_or_the_retry_is_right(
             assert outcome is True
         await check_settled(store, keyspace, users)
         assert await change(store, users) is False or name == "an import"
+
+
+async def reconciled(database: Cassandra) -> Reconciler:
+    reconciler = Reconciler(database, graph(database), 1_000_000)
+    await reconciler.run(ranges=4)
+    return reconciler
+
+
+@pytest.mark.parametrize("when", WHEN)
+async def test_what_nobody_repeats_is_mended_by_the_reconciliation(
+    database: Cassandra, keyspace: Keyspace, when: str
+) -> None:
+    store = graph(database)
+    numbers = itertools.count(1)
+    everybody: list[int] = []
+    for before, change in (CHANGES[name] for name in UNDO):
+
+        async def attempt(faulty: Cassandra, _: int, before: Change = before, change: Change = change) -> object:
+            users = await sign_up(store, next(numbers))
+            everybody.extend(users)
+            await before(store, users)
+            return await change(graph(faulty), users)
+
+        async for _ in each_fault(database, when, attempt, dies=True):
+            pass
+    reconciler = await reconciled(database)
+    assert set(reconciler.mended) == set(Leftover)
+    for start in range(0, len(everybody), USERS):
+        await check_settled(store, keyspace, everybody[start : start + USERS])
+    assert not (await reconciled(database)).mended
+    keyspace.session.execute("TRUNCATE follower_counts")
+    assert (await reconciled(database)).mended.keys() == {Leftover.COUNT}
+    await check_settled(store, keyspace, everybody[:USERS])
+
+
+async def test_a_reconciliation_that_was_stopped_goes_on_where_it_was(database: Cassandra) -> None:
+    store = graph(database)
+    await sign_up(store, 1)
+    stopped = Reconciler(Faulty(database, 6, "after", dies=True), store, 1_000_000)
+    with pytest.raises(DiedError):
+        await stopped.run(ranges=4)  # It writes where it is after each: all followers, and two ranges of users.
+    again, whole = await reconciled(database), await reconciled(database)
+    assert stopped.looked_at + again.looked_at == whole.looked_at
+    assert again.looked_at < whole.looked_at
 
 
 async def test_follows_unfollows_and_blocks_at_once_leave_both_sides_equal(
