@@ -28,7 +28,7 @@ from typing import NamedTuple, TypeVar
 from graph_svc.cassandra_modes import STATEMENTS as MODES_STATEMENTS
 from graph_svc.cassandra_modes import CassandraAuthorModes, size_class
 from graph_svc.store import ImportCounts, Limits, User, ViewerContext
-from mesh.cassandra import Cassandra, Statement, each, key
+from mesh.cassandra import PARTITIONS_AT_ONCE, Cassandra, Statement, each, key, parts
 from mesh.cassandra_leases import STATEMENTS as LEASES_STATEMENTS
 from mesh.cassandra_leases import CassandraWorkerLeases
 from mesh.errors import (
@@ -86,9 +86,12 @@ _STEP = Statement(
 _PUT = Statement(
     f"UPDATE users SET {', '.join(f'{name} = ?' for name in _ROW)} WHERE user_id = ? AND kind = ? AND other_id = ?"
 )
-_USER = Statement(
-    "SELECT handle, display_name, created_ms, followees FROM users WHERE user_id = ? AND kind = 0 AND other_id = 0"
+_USERS = Statement(
+    "SELECT user_id, handle, display_name, created_ms, followees FROM users"
+    " WHERE user_id IN ? AND kind = 0 AND other_id = 0"
 )
+_COUNTS = Statement("SELECT followee_id, followers FROM follower_counts WHERE followee_id IN ?")
+_BUCKET_COUNTS = Statement("SELECT user_id, bucket_count FROM users WHERE user_id IN ? AND kind = 0 AND other_id = 0")
 _NEW_USER = Statement(
     "INSERT INTO users (user_id, kind, other_id, handle, display_name, created_ms, revision, version, bucket_count,"
     " followees, pending, blocks, mutes) VALUES (?, 0, 0, ?, ?, ?, 0, 0, 1, 0, 0, 0, 0) IF NOT EXISTS",
@@ -129,7 +132,21 @@ _FOLLOWERS = Statement(
 _COUNT = Statement("INSERT INTO follower_counts (followee_id, bucket, followers) VALUES (?, ?, ?) USING TIMESTAMP ?")
 _BIG = Statement("INSERT INTO big_authors (size_class, author_id) VALUES (?, ?)")
 _STATEMENTS = (
-    *(_READ, _CONTEXT, _REVISION, _LIST, _STEP, _PUT, _USER, _NEW_USER, _HANDLE, _NEW_HANDLE, _BUCKET),
+    *(
+        _READ,
+        _CONTEXT,
+        _REVISION,
+        _LIST,
+        _STEP,
+        _PUT,
+        _USERS,
+        _COUNTS,
+        _BUCKET_COUNTS,
+        _NEW_USER,
+        _HANDLE,
+        _NEW_HANDLE,
+        _BUCKET,
+    ),
     *(_FIRST_OF_BUCKET, _NEXT_OF_BUCKET, _PUT_FOLLOWER, _FOLLOWERS, _COUNT, _BIG),
     *(_WHOLE_BUCKET, _WHOLE_USER, _COUNTED),
     *LEASES_STATEMENTS,
@@ -263,23 +280,32 @@ class CassandraGraphStore(CassandraWorkerLeases, CassandraAuthorModes):
 
     async def users(self, user_ids: Sequence[int]) -> list[User]:
         """See the port."""
-        return [user for user in await each(self._user, user_ids) if user]
 
-    async def _user(self, user_id: int) -> User | None:
-        row = await self._database.row(_USER, key(user_id))
-        if row is None:
-            return None
-        return User(user_id, row[0], row[1], row[2], await self.follower_count(user_id), row[3])
+        async def some(ids: Sequence[int]) -> dict[int, User]:
+            keys = [key(user_id) for user_id in ids]
+            own = {user_id: row for user_id, *row in await self._database.rows(_USERS, keys)}
+            followers: Counter[int] = Counter()
+            for user_id, count in await self._database.rows(_COUNTS, list(own)):
+                followers[user_id] += count
+            return {
+                user_id: User(user_id, handle, name, created_ms, followers[user_id], followees)
+                for user_id, (handle, name, created_ms, followees) in own.items()
+            }
+
+        found: dict[int, User] = {}
+        for part in await each(some, parts(user_ids, PARTITIONS_AT_ONCE)):
+            found |= part
+        return [found[user_id] for user_id in user_ids if user_id in found]
 
     async def user_by_handle(self, handle: str) -> User | None:
         """See the port."""
         row = await self._database.row(_HANDLE, handle.lower())
         if row is None:
             return None
-        if user := await self._user(row[0]):
-            return user
-        await self._put_user(*row)
-        return await self._user(row[0])
+        if not (found := await self.users([row[0]])):
+            await self._put_user(*row)
+            found = await self.users([row[0]])
+        return found[0]
 
     async def _require_user(self, user_id: int) -> None:
         """Users never go, so those that were seen are known."""
@@ -388,7 +414,9 @@ class CassandraGraphStore(CassandraWorkerLeases, CassandraAuthorModes):
 
     async def _begin(self, follower_id: int, followee_ids: Sequence[int], op: int) -> dict[int, _Outcome]:
         """Step 1, of many."""
-        buckets = dict(zip(followee_ids, await each(self._buckets, followee_ids), strict=True))
+        buckets = dict.fromkeys(followee_ids, 0)
+        for some in parts(followee_ids, PARTITIONS_AT_ONCE):
+            buckets |= dict(await self._database.rows(_BUCKET_COUNTS, some))
         known = [followee_id for followee_id in followee_ids if buckets[followee_id]]
         kinds = (_Kind.FOLLOWS, _Kind.BLOCKS, _Kind.BLOCKED_BY)
 

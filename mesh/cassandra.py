@@ -51,6 +51,8 @@ TIMEOUT_SECONDS = 5.0
 """Of one statement; less when the caller waits less long."""
 AT_ONCE = 64
 """Statements of one call in flight."""
+PARTITIONS_AT_ONCE = 25
+"""Read by one statement where many are: each statement costs this process more than it costs the servers."""
 _IN_FLIGHT_MAX = 512
 _PAGE_ROWS = 5_000
 _SPECULATE_SECONDS = 0.15
@@ -317,3 +319,8 @@ async def each(work: Callable[[A], Awaitable[T]], items: Sequence[A], at_once: i
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if not isinstance(result, BaseException)]
+
+
+def parts(items: Sequence[A], most: int) -> list[Sequence[A]]:
+    """In order, cut into pieces."""
+    return [items[start : start + most] for start in range(0, len(items), most)]

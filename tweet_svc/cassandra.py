@@ -21,7 +21,7 @@ from typing import Any
 
 from mesh import failpoints
 from mesh.caches.counts import Tally
-from mesh.cassandra import Cassandra, Statement, each, key
+from mesh.cassandra import PARTITIONS_AT_ONCE, Cassandra, Row, Statement, each, key, parts
 from mesh.cassandra_leases import STATEMENTS as LEASES_STATEMENTS
 from mesh.cassandra_leases import CassandraWorkerLeases
 from mesh.clock import Clock, SystemClock
@@ -36,9 +36,9 @@ _BORN = (
     *("retweeted_tweet_id", "retweeted_user_id", "media_ids", "mentions"),
 )
 _BIRTH, _HEAD = 0, 1
-_SELECT = Statement(
-    f"SELECT part, {', '.join(_BORN)}, version, deleted, edited_ms, event_id FROM tweets WHERE tweet_id = ?"
-)
+_TWEET_ROW = f"tweet_id, part, {', '.join(_BORN)}, version, deleted, edited_ms, event_id"
+_SELECT = Statement(f"SELECT {_TWEET_ROW} FROM tweets WHERE tweet_id = ?")
+_SELECT_MANY = Statement(f"SELECT {_TWEET_ROW} FROM tweets WHERE tweet_id IN ?")
 _BEAR = Statement(
     f"INSERT INTO tweets (tweet_id, part, {', '.join(_BORN)}) VALUES (?, 0{', ?' * len(_BORN)}) USING TIMESTAMP 1"
 )
@@ -59,7 +59,8 @@ _UNLIST = Statement(
     "UPDATE tweets_by_author USING TIMESTAMP 2 SET deleted = true WHERE author_id = ? AND year = ? AND tweet_id = ?"
 )
 _LISTED = Statement(
-    "SELECT tweet_id, deleted FROM tweets_by_author WHERE author_id = ? AND year = ? AND tweet_id < ? LIMIT ?"
+    "SELECT author_id, tweet_id, deleted FROM tweets_by_author WHERE author_id IN ? AND year = ? AND tweet_id < ?"
+    " PER PARTITION LIMIT ?"
 )
 _REVISE = Statement(
     "INSERT INTO tweet_revisions (tweet_id, version, text, written_ms) VALUES (?, ?, ?, ?) USING TIMESTAMP 1"
@@ -116,7 +117,7 @@ _BEGIN_FLUSH = Statement(
 )
 _END_FLUSH = Statement("UPDATE count_flushes SET added = true WHERE flush_id = ? IF added = false", conditional=True)
 _STATEMENTS = (
-    *(_SELECT, _BEAR, _ERASE, _FIRST_HEAD, _NEXT_HEAD, _LIST, _UNLIST, _LISTED, _REVISE, _REVISIONS),
+    *(_SELECT, _SELECT_MANY, _BEAR, _ERASE, _FIRST_HEAD, _NEXT_HEAD, _LIST, _UNLIST, _LISTED, _REVISE, _REVISIONS),
     *(_FORGET_REVISIONS, _RETWEET, _FIRST_RETWEET, _NEXT_RETWEET, _REQUEST, _FIRST_REQUEST, _NEXT_REQUEST),
     *(_LIKE, _UNLIKE, _LIKES, _COUNTS, _FIRST_COUNTS, _NEXT_COUNTS, _FLUSH, _BEGIN_FLUSH, _END_FLUSH),
     *OUTBOX_STATEMENTS,
@@ -126,8 +127,8 @@ _FLUSHES_KEPT_MS = 86_400_000
 _FLUSHES_PER_TWEET = 16
 """A tweet's row names so many flushes: one that died is added before so many others are."""
 _EDITS_MAX = 8
-_AUTHORS_AT_ONCE = 32
 _LISTED_MAX = 5_000
+_CLOCKS_DIFFER_MS = 3_600_000
 _TTL_SECONDS_MIN = 60
 
 
@@ -138,6 +139,17 @@ class _Known:
     tweet: StoredTweet
     event_id: int
     has_head: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Of an author's list: so many ids below one, of a year or before."""
+
+    index: int
+    year: int
+    author_id: int
+    below_id: int
+    limit: int
 
 
 class CassandraTweetStore(CassandraWorkerLeases):
@@ -318,56 +330,70 @@ class CassandraTweetStore(CassandraWorkerLeases):
 
     async def tweets(self, tweet_ids: Sequence[int]) -> list[StoredTweet]:
         """See the port."""
-        return [tweet for tweet in await each(self._tweet, tweet_ids) if tweet]
+
+        async def some(ids: Sequence[int]) -> dict[int, StoredTweet]:
+            rows: dict[int, list[Row]] = {}
+            for tweet_key, *row in await self._database.rows(_SELECT_MANY, [key(tweet_id) for tweet_id in ids]):
+                rows.setdefault(tweet_key, []).append(tuple(row))
+            known = {tweet_id: _parsed(tweet_id, rows.get(key(tweet_id), [])) for tweet_id in ids}
+            return {tweet_id: one.tweet for tweet_id, one in known.items() if one}
+
+        found: dict[int, StoredTweet] = {}
+        for part in await each(some, parts(tweet_ids, PARTITIONS_AT_ONCE)):
+            found |= part
+        return [found[tweet_id] for tweet_id in tweet_ids if tweet_id in found]
 
     async def _tweet(self, tweet_id: int) -> StoredTweet | None:
         known = await self._known(tweet_id)
         return known.tweet if known else None
 
     async def _known(self, tweet_id: int, *, serially: bool = False) -> _Known | None:
-        rows = {part: row for part, *row in await self._database.rows(_SELECT, key(tweet_id), serially=serially)}
-        if _BIRTH not in rows or rows[_BIRTH][0] is None:
-            return None
-        born = dict(zip(_BORN, rows[_BIRTH], strict=False))
-        head = rows.get(_HEAD)
-        if head and head[-4]:
-            version, deleted, edited_ms, event_id = head[-4:]
-            came = dict(zip(_BORN, head, strict=False))
-            born |= {"text": came["text"], "mentions": came["mentions"]} | ({"media_ids": ""} if deleted else {})
-        else:
-            version, deleted, edited_ms, event_id = 1, False, 0, 0
-        born |= {name: _split(born[name]) for name in ("media_ids", "mentions")}
-        tweet = StoredTweet(tweet_id=tweet_id, version=version, deleted=deleted, edited_ms=edited_ms, **born)
-        return _Known(tweet, event_id, has_head=bool(head and head[-4]))
+        rows = await self._database.rows(_SELECT, key(tweet_id), serially=serially)
+        return _parsed(tweet_id, [row[1:] for row in rows])
 
     async def author_tweet_ids(
         self, author_ids: Sequence[int], below_ids: Sequence[int], limits: Sequence[int]
     ) -> list[list[int]]:
-        """See the port."""
+        """See the port. Authors of whom the same is asked are asked together, a year at a time."""
+        found: list[list[int]] = [[] for _ in author_ids]
+        # No tweet is younger than now, but for clocks that aren't quite right, or older than its author.
+        newest = _year_of_ms(self._clock.now_ms() + _CLOCKS_DIFFER_MS)
+        asked = [
+            _Asked(index, newest, *one) for index, one in enumerate(zip(author_ids, below_ids, limits, strict=True))
+        ]
+        asked = [replace(one, year=min(one.year, _year(one.below_id))) for one in asked]
+        while asked := [one for one in asked if one.limit > 0 and one.year >= _year(one.author_id)]:
+            # Each round every author goes further down, to the year before, or ends.
+            groups: dict[tuple[int, int, int], list[_Asked]] = {}
+            for one in asked:
+                groups.setdefault((one.year, one.below_id, one.limit), []).append(one)
+            together = [
+                part
+                for (_, _, limit), group in groups.items()
+                for part in parts(group, max(1, min(PARTITIONS_AT_ONCE, _LISTED_MAX // limit)))
+            ]
+            asked = []
+            for some in await each(self._listed, together):
+                for one, ids in some:
+                    found[one.index] += ids
+                    asked.append(one)
+        return found
 
-        async def one(asked: tuple[int, int, int]) -> list[int]:
-            author_id, below_id, limit = asked
-            # No tweet is younger than now or older than its author. A lease lets ids run ahead of the clock a little.
-            year = min(_year(below_id), _year_of_ms(self._clock.now_ms()) + 1)
-            ids: list[int] = []
-            while year >= _year(author_id) and len(ids) < limit:
-                ids += await self._listed(author_id, year, below_id, limit - len(ids))
-                year -= 1
-            return ids
-
-        asked = list(zip(author_ids, below_ids, limits, strict=True))
-        return await each(one, asked, _AUTHORS_AT_ONCE)
-
-    async def _listed(self, author_id: int, year: int, below_id: int, limit: int) -> list[int]:
-        ids: list[int] = []
-        while len(ids) < limit:  # Each round goes further down, or ends: deleted ones are left out here.
-            asked = min(_LISTED_MAX, limit - len(ids))
-            rows = await self._database.rows(_LISTED, key(author_id), year, key(below_id), asked)
-            ids += [tweet_id for tweet_id, deleted in rows if not deleted]
-            if len(rows) < asked:
-                break
-            below_id = rows[-1][0]
-        return ids
+    async def _listed(self, together: Sequence[_Asked]) -> list[tuple[_Asked, list[int]]]:
+        """What one query gives for each, and what is still to be asked."""
+        year, below_id, limit = together[0].year, together[0].below_id, min(together[0].limit, _LISTED_MAX)
+        author_ids = list({key(one.author_id) for one in together})
+        rows: dict[int, list[Row]] = {}
+        for author_id, *row in await self._database.rows(_LISTED, author_ids, year, key(below_id), limit):
+            rows.setdefault(author_id, []).append(tuple(row))
+        answers = []
+        for one in together:
+            mine = rows.get(key(one.author_id), [])
+            ids = [tweet_id for tweet_id, deleted in mine if not deleted]
+            rest = one.limit - len(ids)
+            left = replace(one, below_id=mine[-1][0]) if len(mine) == limit else replace(one, year=year - 1)
+            answers.append((replace(left, limit=rest), ids))
+        return answers
 
     async def revisions(self, tweet_id: int, below_version: int, limit: int) -> list[Revision] | None:
         """See the port. The present text is the tweet's own. Of the others, one that isn't before it is of an edit that
@@ -624,6 +650,23 @@ def _from_json(columns: dict[str, Any]) -> StoredTweet:
 
 def _bigint(value: Any) -> Any:
     return key(value) if isinstance(value, int) else value
+
+
+def _parsed(tweet_id: int, rows: Sequence[Row]) -> _Known | None:
+    """A tweet from its birth and its head."""
+    of = {part: row for part, *row in rows}
+    if _BIRTH not in of or of[_BIRTH][0] is None:
+        return None
+    born, head = dict(zip(_BORN, of[_BIRTH], strict=False)), of.get(_HEAD)
+    if head is None:
+        version, deleted, edited_ms, event_id = 1, False, 0, 0
+    else:
+        version, deleted, edited_ms, event_id = head[-4:]
+        came = dict(zip(_BORN, head, strict=False))
+        born |= {"text": came["text"], "mentions": came["mentions"]} | ({"media_ids": ""} if deleted else {})
+    born |= {name: _split(born[name]) for name in ("media_ids", "mentions")}
+    tweet = StoredTweet(tweet_id=tweet_id, version=version, deleted=deleted, edited_ms=edited_ms, **born)
+    return _Known(tweet, event_id, has_head=head is not None)
 
 
 def _split(joined: str | None) -> tuple[str, ...]:

@@ -559,7 +559,7 @@ async def test_the_last_operation_wins_whatever_the_clocks_say(keyspace: Keyspac
             keyspace.session.execute("CREATE TABLE IF NOT EXISTS naive (id int PRIMARY KEY, who text)")
             for session, who in ((one._session, "one"), (other._session, "other")):
                 assert session
-                session.execute("INSERT INTO naive (id, who) VALUES (1, %s)", (who,))
+                session.execute(f"INSERT INTO {keyspace.where.keyspace}.naive (id, who) VALUES (1, %s)", (who,))
             assert keyspace.session.execute("SELECT who FROM naive").one()[0] == "one"
             keyspace.session.execute("DROP TABLE naive")
         for author, (a, b) in enumerate(((one, other), (other, one)), 1):
