@@ -51,43 +51,43 @@ def _form(servers: Sequence[Server], clients: Sequence[int], buses: Sequence[int
     """Slots to the masters, all introduced to the first, replicas to their masters; until every node sees it so."""
     for number, port in enumerate(clients):
         # Each starts with an epoch of its own, so that no two ever have to settle a tie.
-        _ask(port, "CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
+        ask(port, "CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
     for number, port in enumerate(clients[:_MASTERS]):
         first, end = number * _SLOTS // _MASTERS, (number + 1) * _SLOTS // _MASTERS
-        _ask(port, "CLUSTER", "ADDSLOTSRANGE", str(first), str(end - 1))
+        ask(port, "CLUSTER", "ADDSLOTSRANGE", str(first), str(end - 1))
     for port in clients[1:]:
-        _ask(port, "CLUSTER", "MEET", HOST, str(clients[0]), str(buses[0]))
+        ask(port, "CLUSTER", "MEET", HOST, str(clients[0]), str(buses[0]))
     for server, port in zip(servers, clients, strict=True):
         server.await_that(partial(_knows, port, len(clients)), _START_SECONDS_MAX)
     for port, master in zip(clients[_MASTERS:], clients, strict=False):
-        _ask(port, "CLUSTER", "REPLICATE", _ask(master, "CLUSTER", "MYID"))
+        ask(port, "CLUSTER", "REPLICATE", ask(master, "CLUSTER", "MYID"))
     for server, port in zip(servers, clients, strict=True):
         server.await_that(partial(_is_settled, port, len(clients)), _START_SECONDS_MAX)
 
 
 def _answers(port: int) -> bool:
-    return _ask(port, "PING") == "PONG"
+    return ask(port, "PING") == "PONG"
 
 
 def _knows(port: int, nodes: int) -> bool:
     """Whether it has shaken hands with all, itself included."""
-    lines = _ask(port, "CLUSTER", "NODES").splitlines()
+    lines = ask(port, "CLUSTER", "NODES").splitlines()
     return sum("handshake" not in line and "noaddr" not in line for line in lines) == nodes
 
 
 def _is_settled(port: int, nodes: int) -> bool:
     """Whether the node sees all slots served, and all replicas, and is itself in step if it is one."""
-    lines = _ask(port, "CLUSTER", "NODES").splitlines()
+    lines = ask(port, "CLUSTER", "NODES").splitlines()
     replicas = sum(" slave " in line or ",slave " in line for line in lines)
-    role = _ask(port, "INFO", "replication")
+    role = ask(port, "INFO", "replication")
     return (
-        "cluster_state:ok" in _ask(port, "CLUSTER", "INFO")
+        "cluster_state:ok" in ask(port, "CLUSTER", "INFO")
         and replicas == nodes - _MASTERS
         and ("role:master" in role or "master_link_status:up" in role)
     )
 
 
-def _ask(port: int, *command: str) -> str:
+def ask(port: int, *command: str) -> str:
     """One command to one node; its reply or error as text, empty when it doesn't answer."""
     parts = [part.encode() for part in command]
     request = b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)

@@ -413,7 +413,7 @@ class Mesh:
             claim_idle_ms=0,
             clock=self.clock,
         )
-        peers = FaultyPeers(self.graph_channel, self.tweet_channel, self._credentials("fanout_svc"))
+        self.peers = peers = FaultyPeers(self.graph_channel, self.tweet_channel, self._credentials("fanout_svc"))
         peers.faults = self.faults
         self.worker = Worker(
             consumer=self.consumer,

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kafka.admin import ConfigResource, ConfigResourceType
@@ -44,17 +45,38 @@ async def lag_seen(log: KafkaLog) -> int:
 # ---- Topics ------------------------------------------------------------------------------------------
 
 
+async def configs_of(cluster: Kafka, topic: Topic) -> dict[str, str]:
+    resource = ConfigResource(ConfigResourceType.TOPIC, cluster.name(topic.name))
+    told: Any = await cluster.look(lambda looker: looker.admin.describe_configs([resource], config_filter="all"))
+    return {name: str(config["value"]) for name, config in told["topic"][resource.name].items()}
+
+
 async def test_topics_have_the_shape_and_the_retention_that_was_configured(kafka_log: KafkaLog) -> None:
     topic = Topic("kept", partitions=5, records_max=1, keep_seconds=7_200)
     await kafka_log.cluster.make([topic])
-    name = kafka_log.cluster.name("kept")
-    resource = ConfigResource(ConfigResourceType.TOPIC, name)
-    told = await kafka_log.cluster.look(lambda looker: looker.admin.describe_configs([resource], config_filter="all"))
-    [configs] = told[ConfigResourceType.TOPIC.name.lower()].values() if isinstance(told, dict) else told
-    values_by_name = {key: str(config["value"]) for key, config in configs.items()}
-    assert values_by_name["retention.ms"] == "7200000"
-    assert values_by_name["message.timestamp.type"] == "LogAppendTime"
-    assert len(kafka_log.cluster.partitions([topic])) == 5
+    configs = await configs_of(kafka_log.cluster, topic)
+    assert configs["retention.ms"] == "7200000"
+    assert configs["message.timestamp.type"] == "LogAppendTime"
+    [described] = await kafka_log.cluster.look(
+        lambda looker: looker.admin.describe_topics([kafka_log.cluster.name("kept")])
+    )
+    assert len(described["partitions"]) == 5
+
+
+async def test_the_logs_life_is_also_that_of_the_lists_that_it_fills(kafka_cluster: Cluster) -> None:
+    lives = ["one", "one", "another"]
+
+    async def lists_life() -> str:
+        return lives.pop(0)
+
+    url, prefix = kafka_cluster.environment["STARLING_EVENTLOG_URL"], secrets.token_hex(4)
+    cluster = Kafka.at(url, prefix=prefix, lists_life=lists_life)
+    try:
+        producer = KafkaProducer(cluster, [Topic("notes", 1, 1)])
+        first, second, third = [await producer.incarnation() for _ in range(3)]
+        assert first == second != third
+    finally:
+        await cluster.close()
 
 
 async def test_many_that_start_at_once_make_a_topic_once(kafka_cluster: Cluster) -> None:
@@ -235,6 +257,8 @@ async def test_with_one_of_three_brokers_killed_nothing_is_lost(tmp_path: Path) 
     with running(kafka, tmp_path / "three", 3) as servers:
         cluster = Kafka.at(servers.environment["STARLING_EVENTLOG_URL"])
         topic = Topic("notes", 4, 1_000)
+        await cluster.make([topic])
+        assert (await configs_of(cluster, topic))["min.insync.replicas"] == "2"
         producer = KafkaProducer(cluster, [topic])
         consumer = KafkaConsumer(cluster, topic=topic, group=GROUP, name="a", dead_letters=Topic("dead", 1, 1))
         published, got = 0, set[bytes]()

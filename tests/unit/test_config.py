@@ -1,9 +1,14 @@
 """Configuration: from the environment, refused at boot by name."""
 
+from typing import Any
+
 import pytest
 
 from graph_svc.__main__ import GraphConfig
 from mesh.config import Config, Where, load
+from mesh.eventlog.choice import open_log
+from mesh.eventlog.kafka import KafkaProducer
+from mesh.eventlog.valkey_streams import StreamsProducer
 
 SECRET = "a secret that is at least 32 bytes long"
 GOOD = {"STARLING_AUTH_SECRET": SECRET, "STARLING_PAGE_TOKEN_KEYS": f"{SECRET},{SECRET}2"}
@@ -34,6 +39,9 @@ def test_a_configuration_comes_from_the_environment() -> None:
         ("STARLING_LOG_LEVEL", "loud"),
         ("STARLING_KEY_PREFIX", "white space"),
         ("STARLING_VALKEY_URL", "nonsense"),
+        ("STARLING_EVENTLOG_URL", "redis://127.0.0.1:6379"),
+        ("STARLING_EVENTLOG_URL", "kafka://127.0.0.1"),
+        ("STARLING_EVENTLOG_URL", "kafka://a:1,b:2?replication=0"),
         ("STARLING_CONCURRENT_CALLS_MAX", "0"),
     ],
 )
@@ -47,6 +55,13 @@ def test_a_wrong_variable_is_named_and_its_value_kept_secret(
     said = capsys.readouterr().err
     assert f"configuration: {name}: " in said
     assert SECRET not in said
+
+
+def test_the_log_is_chosen_by_its_variable(environment: pytest.MonkeyPatch) -> None:
+    nowhere: Any = None
+    assert isinstance(open_log(load(Config), nowhere).producer([]), StreamsProducer)
+    environment.setenv("STARLING_EVENTLOG_URL", "kafka://a:1,b.example:2?replication=2")
+    assert isinstance(open_log(load(Config), nowhere).producer([]), KafkaProducer)
 
 
 def test_a_missing_variable_is_named(environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
