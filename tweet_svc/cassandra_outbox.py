@@ -173,7 +173,7 @@ class Outbox:
 
     async def mark_published(self, rows: Sequence[OutboxRow], incarnation: str, now_ms: int) -> None:
         """See the port. Should the log change while this runs, the marks name the one that is gone."""
-        self._log = await self._read_log()
+        self._learn(await self._read_log())
         if self._log[0] != incarnation:
             return
         mark = f"{incarnation} {now_ms}"
@@ -195,7 +195,7 @@ class Outbox:
         async def attempt(serially: bool) -> bool | None:
             seen = await self._read_log(serially=serially)
             if seen[0] == incarnation:
-                self._log = seen
+                self._learn(seen)
                 return serially  # After an unknown outcome it may have been this call: once more does no harm.
             first = (_LOG_FIRST, (incarnation, since_ms))
             step = first if seen[0] is None else (_LOG_NEXT, (incarnation, since_ms, seen[0]))
@@ -203,19 +203,21 @@ class Outbox:
 
         if not await self._database.settled("log", attempt):
             return 0
-        self._log = (incarnation, since_ms)
         async with self._sweeping:
+            self._learn((incarnation, since_ms))
+            return await self._sweep(again=True)
+
+    def _learn(self, log: tuple[str | None, int]) -> None:
+        """Of another incarnation: what was published may have to be published again."""
+        if log != self._log:
+            self._log = log
             self._drained.clear()
             self._read_to.clear()
-            return await self._sweep(again=True)
 
     async def sweep(self) -> None:
         """Find, and complete, what others have left. One at a time."""
         async with self._sweeping:
-            if (log := await self._read_log()) != self._log:
-                self._log = log
-                self._drained.clear()
-                self._read_to.clear()
+            self._learn(await self._read_log())
             taken = await self._sweep(again=False)
             self._swept = self._clock.monotonic() if taken < _ADOPT_MAX else float("-inf")
 
@@ -245,7 +247,7 @@ class Outbox:
         return found
 
     async def _sweep_partition(self, partition: _Partition, writers: frozenset[int], *, again: bool) -> int:
-        now_ms = self._clock.now_ms()
+        now_ms, log = self._clock.now_ms(), self._log
         closed = (partition.minute + 1) * _MINUTE_US // 1_000 < now_ms - _CLOSED_MS
         # Until a minute is closed only its end is looked at, again and again; then once more all of it.
         after = 0 if closed or again else self._read_to.get(partition, 0)
@@ -254,7 +256,7 @@ class Outbox:
             age_ms = now_ms - (event_id >> _TAG_BITS) // 1_000
             if body is None or self._is_over(published):
                 all_before = all_before and age_ms > _SETTLED_MS
-                if all_before:
+                if all_before and log == self._log:
                     self._read_to[partition] = event_id
                 continue
             left, all_before = left + 1, False
@@ -262,7 +264,7 @@ class Outbox:
                 continue
             if published or age_ms >= self._adopt_after_ms:
                 taken += await self._adopt(event_id, json.loads(body), again=bool(published))
-        if closed and not left:
+        if closed and not left and log == self._log:
             self._drained[partition] = writers
         return taken
 

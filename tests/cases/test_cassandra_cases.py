@@ -27,6 +27,7 @@ from mesh.errors import ConfigurationError, StarlingError, UnavailableError
 from mesh.ids import ID_MAX
 from mesh.migrate import migrate, statements
 from tests.cassandra import Keyspace, new_keyspace, where
+from tests.clocks import ManualClock
 from tests.running_backends import running
 from tests.waiting import eventually
 from tweet_svc.cassandra import CassandraTweetStore
@@ -716,6 +717,28 @@ async def test_r1_a_log_that_lost_its_end_gets_it_again_though_the_relay_dies_ov
     assert len(await left.unpublished(1_000)) == len(rows)
     await left.mark_published(rows, "second", NOW + 2)
     assert await tweets(database).unpublished(1_000) == []
+
+
+async def test_r1_a_relay_that_had_done_with_a_minute_looks_at_it_again_in_a_new_log(database: Cassandra) -> None:
+    """Another process learned of the new log first, and died."""
+    clock = ManualClock()
+    store, other = (CassandraTweetStore(database, clock, sweep_seconds=0.0) for _ in range(2))
+    await store.republish("first", 0)
+    await store.create_tweet(StoredTweet(next(ids), 5, "x"), None, NOW, 1_000)
+    (row,) = await store.unpublished(10)
+    await store.mark_published([row], "first", clock.now_ms())
+    clock.advance(900_000)
+    assert await store.unpublished(10) == []
+    assert await other.republish("second", clock.now_ms() - 3_600_000) == 1
+    await store.mark_published([], "second", clock.now_ms())
+    assert await store.republish("second", 0) == 0
+    assert await store.unpublished(10) == [row]
+    await store.mark_published([row], "second", clock.now_ms())
+    assert await store.unpublished(10) == []
+    clock.advance(7_200_000)
+    before = len(await store._outbox._partitions())
+    assert not await store.prune(clock.now_ms() - 3_600_000, clock.now_ms())
+    assert (before, len(await store._outbox._partitions())) == (1, 0), "a partition is dropped whole"
 
 
 async def test_two_migrations_at_once_make_one_schema(cassandra_node: Cluster) -> None:
