@@ -61,11 +61,14 @@ class Faulty(Cassandra):
         if text is None or not text.query_string.startswith("SELECT"):
             self.writes += 1
             if self.writes == self._at:
-                if self._when == "after":
-                    await super()._send(query)
-                self.failed = True
-                raise DiedError if self._dies else OperationTimedOut()
+                await self._fails(query)
         return await super()._send(query)
+
+    async def _fails(self, query: Any) -> None:
+        if self._when == "after":
+            await super()._send(query)
+        self.failed = True
+        raise DiedError if self._dies else OperationTimedOut()
 
     async def open(self, statements: Iterable[Statement]) -> None:
         """The healthy one has prepared all."""
@@ -322,6 +325,61 @@ async def test_an_answer_that_is_lost_is_found_out_or_the_retry_is_right(
         assert await change(store, users) is False or name == "an import"
 
 
+class Held(Faulty):
+    """Stands still before its n-th write, until it is let go."""
+
+    def __init__(self, healthy: Cassandra, at: int) -> None:
+        super().__init__(healthy, at, "before", dies=False)
+        self.stands, self.goes_on = asyncio.Event(), asyncio.Event()
+
+    async def _fails(self, query: Any) -> None:
+        self.stands.set()
+        await self.goes_on.wait()
+
+
+MEANWHILE: dict[str, tuple[str, Change]] = {
+    **{f"{name}, and its opposite": (name, undo) for name, undo in UNDO.items()},
+    "a follow, and a block": ("a follow", lambda store, users: store.block(users[1], users[0])),
+    "a follow, and a block by its follower": ("a follow", lambda store, users: store.block(users[0], users[1])),
+    "a follow once more, and its end": ("a follow once more", lambda store, users: store.unfollow(users[0], users[1])),
+    "a follow into a new bucket, and its end": (
+        "a follow into a new bucket",
+        lambda store, users: store.unfollow(users[0], users[1]),
+    ),
+    "a follow, and another": ("a follow", lambda store, users: store.follow(users[0], users[1])),
+}
+
+
+@pytest.mark.parametrize("name", MEANWHILE)
+async def test_what_stood_still_between_any_two_statements_changes_nothing_that_came_meanwhile_half(
+    database: Cassandra, keyspace: Keyspace, name: str
+) -> None:
+    """A process that was stopped for long goes on: its next statement may be for a world that is gone."""
+    kind, other = MEANWHILE[name]
+    before, change = CHANGES[kind]
+    store = graph(database)
+    for number in range(1, WRITES_MAX):
+        users = await sign_up(store, number)
+        await before(store, users)
+        held = Held(database, number)
+        changing = asyncio.ensure_future(change(graph(held), users))
+        standing = asyncio.ensure_future(held.stands.wait())
+        await asyncio.wait([changing, standing], return_when=asyncio.FIRST_COMPLETED)
+        standing.cancel()
+        if changing.done():
+            assert number > 1
+            return
+        await other(store, users)
+        await check_always(keyspace, users)
+        held.goes_on.set()
+        try:
+            await changing
+        except StarlingError as refused:
+            assert refused.reason == "BLOCKED"
+        await check_settled(store, keyspace, users)
+    raise AssertionError("too many writes")
+
+
 async def reconciled(database: Cassandra) -> Reconciler:
     reconciler = Reconciler(database, graph(database), 1_000_000)
     await reconciler.run(ranges=4)
@@ -370,7 +428,7 @@ async def test_follows_unfollows_and_blocks_at_once_leave_both_sides_equal(
     database: Cassandra, keyspace: Keyspace
 ) -> None:
     """Two stores, as two processes; what is seen in between is right, too."""
-    stores = [graph(database), graph(database)]
+    stores = [graph(database), graph(Faulty(database, 0, "before", dies=False))]
     users = (await sign_up(stores[0], 1))[:4]
     kinds = ["follow", "unfollow", "follow", "block", "unblock", "follow"]
 
