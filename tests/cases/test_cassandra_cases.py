@@ -512,6 +512,39 @@ async def test_what_a_post_that_died_has_left_is_whole_before_it_is_published(da
     assert written[-1] == 1
 
 
+@pytest.mark.parametrize("kind", ["a post", "an edit"])
+async def test_a_write_that_stood_still_while_the_tweet_was_deleted_brings_nothing_back(
+    database: Cassandra, keyspace: Keyspace, kind: str
+) -> None:
+    """The sweep of another process, or the client's retry, did it all meanwhile; and then it was deleted."""
+    for number in range(1, WRITES_MAX):
+        store, asked, tweet_id = tweets(database), request(), next(ids)
+        held = Held(database, number)
+        if kind == "a post":
+            work: Any = tweets(held).create_tweet(StoredTweet(tweet_id, number, "secret"), asked, NOW, 1_000)
+        else:
+            await store.create_tweet(StoredTweet(tweet_id, number, "secret"), asked, NOW, 1_000)
+            work = tweets(held).update_tweet(tweet_id, number, "secret too", [], NOW, 1_000)
+        writing, standing = asyncio.ensure_future(work), asyncio.ensure_future(held.stands.wait())
+        await asyncio.wait([writing, standing], return_when=asyncio.FIRST_COMPLETED)
+        standing.cancel()
+        if writing.done():
+            assert number > 1
+            return
+        await published(store)
+        made = await store.create_tweet(StoredTweet(next(ids), number, "secret"), asked, NOW, 1_000)
+        assert await store.delete_tweet(made.tweet_id, number)
+        held.goes_on.set()
+        await writing
+        await published(tweets(database))
+        (left,) = await store.tweets([made.tweet_id])
+        assert left.deleted
+        assert await store.author_tweet_ids([number], [ID_MAX], [10]) == [[]]
+        for table in ("tweets", "tweet_revisions"):
+            assert not [row for row in keyspace.session.execute(f"SELECT text FROM {table}") if row[0]]
+    raise AssertionError("too many writes")
+
+
 async def _posted(store: CassandraTweetStore, author: int) -> int:
     tweet_id = next(ids)
     await store.create_tweet(StoredTweet(tweet_id, author, "one"), None, NOW, 1_000)
