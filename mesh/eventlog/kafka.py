@@ -146,7 +146,11 @@ class Kafka:
 
     async def publish(self, topic: str, records: Sequence[tuple[bytes, bytes]]) -> None:
         """Append, one batch of a process at a time. Raises UnavailableError."""
-        await self._producing.use(lambda producer: _publish(producer, self.name(topic), records))
+        try:
+            await self._producing.use(lambda producer: _publish(producer, self.name(topic), records))
+        except UnavailableError:
+            self._made.clear()  # It may be gone.
+            raise
 
     async def incarnation(self, topics: Sequence[Topic]) -> str:
         """See the port."""
@@ -318,14 +322,17 @@ class _Looker:
         for group, ours in groups.items():
             at |= self.committed(group, ours, first)
         behind = {partition: at[partition] for partition in partitions if at[partition] < end[partition]}
-        times = self._times_at(behind)
+        times = self._times_at(behind, partitions)
         return {
             partition: (max(0, end[partition] - at[partition]), times.get(partition, 0)) for partition in partitions
         }
 
-    def _times_at(self, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
-        """When the records at these offsets were appended (ms). Those that were asked for the last time are known."""
-        self._times = {at: known for at, known in self._times.items() if offsets.get(at) == known[0]}
+    def _times_at(self, offsets: Mapping[Partition, int], partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """When the records at these offsets were appended (ms). Those that were asked for the last time are known.
+        `partitions`: all that the question is about."""
+        for at in partitions:
+            if at in self._times and offsets.get(at) != self._times[at][0]:
+                del self._times[at]
         wanted = {at: offset for at, offset in offsets.items() if at not in self._times}
         if wanted:
             self._reader = self._reader or connected(
