@@ -31,8 +31,13 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --editable .
 	@touch $@
 
-run: $(READY) ## Start Valkey and all services here; Ctrl-C stops them
+run: $(READY) ## Start Valkey and all services here; Ctrl-C stops them (STARLING_PROFILE=production: on Cassandra and Kafka)
+ifeq ($(STARLING_PROFILE),production)
+	@$(BIN)/python -m backends up $(N) && . build/backends/environment && $(BIN)/python -m mesh.migrate && \
+		exec $(BIN)/python -m launcher
+else
 	@exec $(BIN)/python -m launcher
+endif
 
 test: $(READY) ## Run all tests in parallel
 	@$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
@@ -43,7 +48,7 @@ test-long: $(READY) ## Run the model test for MODEL_SECONDS (half an hour unless
 test-backends: $(READY) ## Run the tests that need Kafka and other backends; starts them itself (needs Java and Maven)
 	@$(BIN)/pytest -m backends $(PYTEST_ARGS)
 
-backends-up: $(READY) ## Start Kafka and a Valkey cluster here, N=3 with three nodes each; says where (needs Java and Maven)
+backends-up: $(READY) ## Start Cassandra, Kafka and a Valkey cluster here, N=3 with three nodes each; says where (needs Java and Maven)
 	@$(BIN)/python -m backends up $(N)
 
 backends-down: $(READY) ## Stop them, and remove what they kept

@@ -12,11 +12,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from backends import kafka, valkey_cluster
+from backends import cassandra, kafka, valkey_cluster
 from backends.servers import BackendError, Cluster, locked, remember, remembered
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "backends"
-BACKENDS = (kafka, valkey_cluster)
+BACKENDS = (cassandra, kafka, valkey_cluster)
 _LOCK_SECONDS_MAX = 600.0
 
 

@@ -3,9 +3,10 @@
 import asyncio
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 import grpc
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from graph_svc import core
 from graph_svc.modes import ModeMover
@@ -15,7 +16,7 @@ from mesh import caches
 from mesh.background import keep_lease, process_name
 from mesh.caches.viewer_versions import ViewerVersions
 from mesh.clock import SystemClock
-from mesh.config import Config, load
+from mesh.config import CassandraConfig, Config, load, wanted_without_cassandra
 from mesh.eventlog import topics, valkey_streams
 from mesh.eventlog.choice import open_log
 from mesh.ids import Snowflakes
@@ -24,16 +25,35 @@ from mesh.server import run
 from mesh.valkey_cluster import connect_to
 from starling.graph.v1 import graph_pb2_grpc
 
+if TYPE_CHECKING:
+    from graph_svc.cassandra import CassandraGraphStore
 
-class GraphConfig(Config):
+
+class GraphConfig(Config, CassandraConfig):
     """What graph_svc is told besides."""
 
-    graph_database: str
-    """Path of the SQLite file."""
+    graph_database: str = Field("", validate_default=True)
+    """Path of the SQLite file; not used when Cassandra keeps the store."""
     bucket_size: int = Field(10_000, ge=1)
     """Followers to a bucket. Fixed once there are users: a follower never moves."""
     pull_threshold: int = Field(100_000, ge=core.PULL_THRESHOLD_LEAST, le=core.PULL_THRESHOLD_MOST)
     """Followers from which an author is pulled, until an operator sets another number."""
+
+    @field_validator("graph_database")
+    @classmethod
+    def _or_cassandra(cls, value: str, info: ValidationInfo) -> str:
+        return wanted_without_cassandra(value, info)
+
+
+def _open_store(config: GraphConfig) -> "SqliteGraphStore | CassandraGraphStore":
+    where = config.cassandra()
+    if where is None:
+        return SqliteGraphStore(config.graph_database, bucket_size=config.bucket_size)
+    # Whoever doesn't use it needn't load it at each start.
+    from graph_svc.cassandra import CassandraGraphStore  # noqa: PLC0415
+    from mesh.cassandra import Cassandra  # noqa: PLC0415
+
+    return CassandraGraphStore(Cassandra(where), bucket_size=config.bucket_size)
 
 
 class App:
@@ -46,7 +66,7 @@ class App:
         clock = SystemClock()
         libraries = (caches.LIBRARY, valkey_streams.LIBRARY)
         self._valkey = connect_to(config.valkey_url, key_prefix=config.key_prefix, libraries=libraries)
-        self._store = SqliteGraphStore(config.graph_database, bucket_size=config.bucket_size)
+        self._store = _open_store(config)
         self._snowflakes = Snowflakes(self._store, clock, process_name())
         self._log = open_log(config, self._valkey)
         producer = self._log.producer([topics.FANOUT_TASKS_SLOW])

@@ -16,6 +16,15 @@ MUTES_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """How many a user may follow, block and mute."""
+
+    followees: int = FOLLOWEES_MAX
+    blocks: int = BLOCKS_MAX
+    mutes: int = MUTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
 class User:
     """A user with exact counts. `handle` as it was registered; unique without regard to case."""
 
@@ -186,7 +195,7 @@ class GraphStore(WorkerLeases, AuthorModes, Protocol):
         ...
 
     async def follow(self, follower_id: int, followee_id: int) -> bool:
-        """True when this call made the follow, False when it stood.
+        """True when this call made the follow, False when it stood. An author's buckets are filled one after the other.
 
         Raises NotFoundError (USER_NOT_FOUND), PermissionDeniedError (BLOCKED: either blocks the other) and
         FailedPreconditionError (FOLLOW_LIMIT_REACHED).
@@ -202,7 +211,9 @@ class GraphStore(WorkerLeases, AuthorModes, Protocol):
         ...
 
     async def block(self, blocker_id: int, blocked_id: int) -> bool:
-        """True when this call made the block, False when it stood. Follows between the two end with it, at one moment.
+        """True when this call made the block, False when it stood. Follows between the two end with it, for each side
+        at the moment of its new version; whom somebody blocks is told first, so at no moment a block stands beside a
+        follow.
 
         Raises NotFoundError (USER_NOT_FOUND) and FailedPreconditionError (BLOCK_LIMIT_REACHED).
         """

@@ -1,6 +1,8 @@
 """Twelve-factor configuration: typed, from STARLING_* variables; a wrong one fails at boot, named."""
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, NoReturn, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
@@ -11,7 +13,7 @@ from mesh.valkey_cluster import SCHEME
 ENV_PREFIX = "STARLING_"
 _SECRET_BYTES_MIN = 32
 
-T = TypeVar("T", bound="Config")
+T = TypeVar("T", bound=BaseSettings)
 
 
 class Config(BaseSettings):
@@ -91,6 +93,50 @@ class MediaConfig(Config):
     @classmethod
     def _wanted_with_a_base(cls, value: SecretStr, info: ValidationInfo) -> SecretStr:
         return cls._long_enough(value) if info.data.get("media_base_url") else value
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A cluster and a keyspace in it. `local_dc`: empty for the first contact point's."""
+
+    contact_points: Sequence[str]
+    keyspace: str
+    port: int = 9042
+    local_dc: str = ""
+
+
+class CassandraConfig(BaseSettings):
+    """Of the services that own a store: where Cassandra is, if it is to keep it."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True)
+
+    cassandra_contact_points: Annotated[list[str], NoDecode] = []
+    """Addresses of some nodes, comma-separated; empty: SQLite keeps the store."""
+    cassandra_port: int = Field(9042, ge=1, le=65_535)
+    cassandra_keyspace: str = Field("starling", pattern=r"^[a-z][a-z0-9_]{0,47}$")
+    cassandra_local_dc: str = ""
+    """The data centre whose nodes are asked; empty: the first contact point's."""
+
+    @field_validator("cassandra_contact_points", mode="before")
+    @classmethod
+    def _addresses(cls, value: object) -> object:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    def cassandra(self) -> Where | None:
+        """None: not wanted."""
+        if not self.cassandra_contact_points:
+            return None
+        return Where(
+            self.cassandra_contact_points, self.cassandra_keyspace, self.cassandra_port, self.cassandra_local_dc
+        )
+
+
+def wanted_without_cassandra(value: str, info: ValidationInfo) -> str:
+    """A check of the variable that names a SQLite file."""
+    # Where the nodes were given but are wrong, that is what is told.
+    if not value and not info.data.get("cassandra_contact_points", True):
+        raise ValueError("needed, unless STARLING_CASSANDRA_CONTACT_POINTS is set")
+    return value
 
 
 def load(cls: type[T]) -> T:

@@ -15,10 +15,11 @@ import pytest
 import pytest_asyncio
 from hypothesis import settings
 
-from backends import kafka
+from backends import cassandra, kafka
 from backends import valkey_cluster as valkey_backend
 from backends.servers import Cluster
 from launcher.valkey_server import find_valkey_server
+from tests.cassandra import Keyspace, new_keyspace
 from tests.harness import Mesh, running_mesh
 from tests.running_backends import running
 
@@ -68,6 +69,27 @@ def valkey_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
     """Three masters, which the tests of this process share."""
     with running(valkey_backend, tmp_path_factory.mktemp("valkey-cluster") / "cluster") as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def cassandra_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One node, which the tests of this process share."""
+    with running(cassandra, tmp_path_factory.mktemp("cassandra") / "cluster") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def cassandra_keyspace(cassandra_node: Cluster) -> Iterator[Keyspace]:
+    """A keyspace there."""
+    with new_keyspace(cassandra_node) as keyspace:
+        yield keyspace
+
+
+@pytest.fixture
+def keyspace(cassandra_keyspace: Keyspace) -> Keyspace:
+    """The same, empty."""
+    cassandra_keyspace.empty()
+    return cassandra_keyspace
 
 
 def _await_socket(path: Path, server: "subprocess.Popen[bytes]") -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -18,6 +18,7 @@ from fanout_svc.peers import Peers
 from fanout_svc.service import ALLOWED as FANOUT_ALLOWED
 from fanout_svc.service import FanoutService
 from fanout_svc.worker import Figures, Worker
+from graph_svc.cassandra import CassandraGraphStore
 from graph_svc.modes import ModeMover
 from graph_svc.service import ALLOWED as GRAPH_ALLOWED
 from graph_svc.service import GraphService
@@ -26,6 +27,8 @@ from mesh import caches, channels, principals
 from mesh.caches.bodies import Bodies
 from mesh.caches.counts import Counts
 from mesh.caches.viewer_versions import ViewerVersions
+from mesh.cassandra import Cassandra
+from mesh.config import Where
 from mesh.errors import UnavailableError
 from mesh.eventlog import topics, valkey_streams
 from mesh.eventlog.port import Lag, Record
@@ -50,6 +53,7 @@ from timeline_svc.pull_authors import PullAuthors
 from timeline_svc.service import ALLOWED as TIMELINE_ALLOWED
 from timeline_svc.service import TimelineService
 from tweet_svc.accounts import Accounts
+from tweet_svc.cassandra import CassandraTweetStore
 from tweet_svc.counting import Counting
 from tweet_svc.relay import Relay
 from tweet_svc.service import ALLOWED as TWEET_ALLOWED
@@ -177,8 +181,8 @@ class SteppedTweets(Tweets):
             await self.faults.step()
 
 
-class SlowTweetStore(SqliteTweetStore):
-    """Whose commits may wait, so that a smaller id is committed after a greater one."""
+class _SlowPosts:
+    """A store whose commits may wait, so that a smaller id is committed after a greater one."""
 
     faults: Faults
 
@@ -190,7 +194,16 @@ class SlowTweetStore(SqliteTweetStore):
             self.faults.hold = None
             self.faults.held.append(asyncio.Event())
             await self.faults.held[-1].wait()
-        return await super().create_tweet(tweet, request, now_ms, outbox_max)
+        stored: StoredTweet = await super().create_tweet(tweet, request, now_ms, outbox_max)  # type: ignore[misc]
+        return stored
+
+
+class SlowTweetStore(_SlowPosts, SqliteTweetStore):
+    """On SQLite."""
+
+
+class SlowCassandraTweetStore(_SlowPosts, CassandraTweetStore):
+    """On Cassandra."""
 
 
 class ToldLag:
@@ -240,7 +253,13 @@ class Mesh:
     """All four services; see the module. Make it with `running_mesh`."""
 
     def __init__(
-        self, valkey_url: str, folder: Path, key_prefix: str, sizes: Sizes, libraries: Sequence[str] = ()
+        self,
+        valkey_url: str,
+        folder: Path,
+        key_prefix: str,
+        sizes: Sizes,
+        libraries: Sequence[str] = (),
+        cassandra: Where | None = None,
     ) -> None:
         self.gates: list[Gate] = []
         self.clock = ManualClock()
@@ -251,9 +270,8 @@ class Mesh:
         self.valkey = FaultyValkey(valkey_url, key_prefix=key_prefix, libraries=libraries)
         self.timelines = FaultyTimelines(self.valkey, self.clock, cap=sizes.cap, slack=sizes.slack)
         self.timelines.faults = self.faults
-        self.tweet_store = SlowTweetStore(folder / "tweets.db", synchronous="OFF")
+        self.tweet_store, self.graph_store = self._stores(folder, cassandra)
         self.tweet_store.faults = self.faults
-        self.graph_store = SqliteGraphStore(folder / "graph.db", bucket_size=sizes.bucket_size, synchronous="OFF")
         self.tweet_ids = Snowflakes(self.tweet_store, self.clock, "tweets")
         self.user_ids = Snowflakes(self.graph_store, self.clock, "users")
         self.page_tokens = PageTokens([SECRET])
@@ -266,6 +284,19 @@ class Mesh:
         self.fanout_lag = ToldLag()
         self.mover = ModeMover(self.graph_store, self.producer, self.fanout_lag, self.clock, sizes.pull_threshold)
         self.relay = Relay(self.tweet_store, self.producer, self.clock)
+
+    def _stores(self, folder: Path, cassandra: Where | None) -> tuple[SlowTweetStore, SqliteGraphStore]:
+        """Said to be SQLite's, since some tests look into those."""
+        bucket_size = self.sizes.bucket_size
+        if cassandra:
+            # It sweeps at each step, and takes up at once what another step has begun.
+            posts = SlowCassandraTweetStore(Cassandra(cassandra), self.clock, sweep_seconds=0.0, adopt_after_ms=0)
+            graph = CassandraGraphStore(Cassandra(cassandra), bucket_size=bucket_size)
+            return cast(SlowTweetStore, posts), cast(SqliteGraphStore, graph)
+        return (
+            SlowTweetStore(folder / "tweets.db", synchronous="OFF"),
+            SqliteGraphStore(folder / "graph.db", bucket_size=bucket_size, synchronous="OFF"),
+        )
 
     async def _start(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self.valkey.close)
@@ -581,10 +612,15 @@ class Mesh:
 
 @asynccontextmanager
 async def running_mesh(
-    valkey_url: str, folder: Path, key_prefix: str, sizes: Sizes | None = None, libraries: Sequence[str] = ()
+    valkey_url: str,
+    folder: Path,
+    key_prefix: str,
+    sizes: Sizes | None = None,
+    libraries: Sequence[str] = (),
+    cassandra: Where | None = None,
 ) -> AsyncIterator[Mesh]:
     """The mesh, from start to stop."""
     async with AsyncExitStack() as stack:
-        mesh = Mesh(valkey_url, folder, key_prefix, sizes or Sizes(), libraries)
+        mesh = Mesh(valkey_url, folder, key_prefix, sizes or Sizes(), libraries, cassandra)
         await mesh._start(stack)
         yield mesh

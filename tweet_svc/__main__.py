@@ -3,16 +3,17 @@
 import asyncio
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
 
 import grpc
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from mesh import caches, channels, principals
 from mesh.background import keep_lease, process_name
 from mesh.caches.bodies import Bodies
 from mesh.caches.counts import Counts
-from mesh.clock import SystemClock
-from mesh.config import MediaConfig, load
+from mesh.clock import Clock, SystemClock
+from mesh.config import CassandraConfig, MediaConfig, load, wanted_without_cassandra
 from mesh.eventlog import topics, valkey_streams
 from mesh.eventlog.choice import open_log
 from mesh.ids import Snowflakes
@@ -29,12 +30,15 @@ from tweet_svc.service import ALLOWED, TweetService
 from tweet_svc.sqlite import SqliteTweetStore
 from tweet_svc.velocity import HOT_PER_SECOND, Velocity
 
+if TYPE_CHECKING:
+    from tweet_svc.cassandra import CassandraTweetStore
 
-class TweetConfig(MediaConfig):
+
+class TweetConfig(MediaConfig, CassandraConfig):
     """What tweet_svc is told besides."""
 
-    tweet_database: str
-    """Path of the SQLite file."""
+    tweet_database: str = Field("", validate_default=True)
+    """Path of the SQLite file; not used when Cassandra keeps the store."""
     graph_target: str
     """Where graph_svc is."""
     outbox_max: int = Field(100_000, ge=1)
@@ -45,6 +49,22 @@ class TweetConfig(MediaConfig):
     """From how many retweets a second on those of a tweet may wait; 0: they never do."""
     counts_flush_seconds: float = Field(30.0, gt=0)
     """How often changes of counts are brought to the store."""
+
+    @field_validator("tweet_database")
+    @classmethod
+    def _or_cassandra(cls, value: str, info: ValidationInfo) -> str:
+        return wanted_without_cassandra(value, info)
+
+
+def _open_store(config: TweetConfig, clock: Clock) -> "SqliteTweetStore | CassandraTweetStore":
+    where = config.cassandra()
+    if where is None:
+        return SqliteTweetStore(config.tweet_database)
+    # Whoever doesn't use it needn't load it at each start.
+    from mesh.cassandra import Cassandra  # noqa: PLC0415
+    from tweet_svc.cassandra import CassandraTweetStore  # noqa: PLC0415
+
+    return CassandraTweetStore(Cassandra(where), clock)
 
 
 class App:
@@ -57,7 +77,7 @@ class App:
         clock = SystemClock()
         libraries = (valkey_timelines.LIBRARY, valkey_streams.LIBRARY, caches.LIBRARY)
         self._valkey = connect_to(config.valkey_url, key_prefix=config.key_prefix, libraries=libraries)
-        self._store = SqliteTweetStore(config.tweet_database)
+        self._store = _open_store(config, clock)
         self._snowflakes = Snowflakes(self._store, clock, process_name())
         self._channel = channels.connect(config.graph_target, max_message_bytes=config.max_message_bytes)
         credentials = principals.Credentials(config.auth_secret.get_secret_value(), principals.service(self.name))

@@ -96,7 +96,8 @@ class TweetStore(WorkerLeases, Protocol):
     """What tweet_svc owns.
 
     A write and its outbox row stand or fall together: what is in the store is, or will be, published, and what
-    is published is in the store.
+    is published is in the store. Where they aren't one transaction, the row comes first, and whoever finds it
+    completes the write before it lets the row be published. `outbox_max` bounds what waits in this process, at least.
     """
 
     async def create_tweet(
@@ -144,7 +145,8 @@ class TweetStore(WorkerLeases, Protocol):
     ) -> list[list[int]]:
         """For each author the newest ids below its bound, not deleted, descending, at most its limit.
 
-        All are read at one moment.
+        Each is read with all that was committed before the call; not all at one moment: what is committed meanwhile is
+        pushed to the lists that are made of this, so nobody needs that.
         """
         ...
 
@@ -213,7 +215,7 @@ class TweetStore(WorkerLeases, Protocol):
         ...
 
     async def outbox_depth(self) -> int:
-        """Number of rows not yet published."""
+        """Number of rows not yet published, of those that this process knows of."""
         ...
 
     async def close(self) -> None:

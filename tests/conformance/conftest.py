@@ -13,8 +13,10 @@ import pytest
 from kafka.admin import OffsetSpec
 
 from backends.servers import Cluster
+from graph_svc.cassandra import CassandraGraphStore
 from graph_svc.sqlite import SqliteGraphStore
-from graph_svc.store import GraphStore
+from graph_svc.store import GraphStore, Limits
+from mesh.cassandra import Cassandra
 from mesh.clock import SystemClock
 from mesh.eventlog.kafka import Kafka, KafkaConsumer, KafkaLagReader, KafkaProducer
 from mesh.eventlog.port import Consumer, LagReader, Producer, Topic
@@ -24,7 +26,9 @@ from mesh.timelines.valkey import LIBRARY as TIMELINES_LIBRARY
 from mesh.timelines.valkey import ValkeyTimelines
 from mesh.valkey import Valkey
 from mesh.valkey_cluster import connect_to
+from tests.cassandra import Keyspace
 from tests.waiting import eventually
+from tweet_svc.cassandra import CassandraTweetStore
 from tweet_svc.sqlite import SqliteTweetStore
 from tweet_svc.store import TweetStore
 
@@ -286,10 +290,20 @@ async def timelines(request: pytest.FixtureRequest, key_prefix: str) -> AsyncIte
     await valkey.close()
 
 
+@pytest.fixture(params=["sqlite", pytest.param("cassandra", marks=pytest.mark.backends)])
+def cassandra(request: pytest.FixtureRequest) -> Keyspace | None:
+    """What the stores are on: an empty keyspace, or None: SQLite."""
+    return request.getfixturevalue("keyspace") if request.param == "cassandra" else None
+
+
 @pytest.fixture
-async def tweet_store(tmp_path: Path) -> AsyncIterator[TweetStore]:
+async def tweet_store(cassandra: Keyspace | None, tmp_path: Path) -> AsyncIterator[TweetStore]:
     """An empty store."""
-    store = SqliteTweetStore(tmp_path / "tweets.db", synchronous="OFF")
+    store: SqliteTweetStore | CassandraTweetStore
+    if cassandra:
+        store = CassandraTweetStore(Cassandra(cassandra.where))
+    else:
+        store = SqliteTweetStore(tmp_path / "tweets.db", synchronous="OFF")
     await store.open()
     try:
         yield store
@@ -297,19 +311,34 @@ async def tweet_store(tmp_path: Path) -> AsyncIterator[TweetStore]:
         await store.close()
 
 
-OpenGraphStore = Callable[[], AbstractAsyncContextManager[GraphStore]]
+OpenGraphStore = Callable[..., AbstractAsyncContextManager[GraphStore]]
 
 
 @pytest.fixture
-def graph_store_of(tmp_path: Path) -> OpenGraphStore:
-    """Opens an empty store, three followers to a bucket."""
+def graph_limits(cassandra: Keyspace | None) -> Limits:
+    """The real ones on SQLite. On Cassandra each change takes some ms, so there are fewer, by the same code."""
+    return Limits(20, 30, 30) if cassandra else Limits()
+
+
+@pytest.fixture
+def graph_store_of(cassandra: Keyspace | None, graph_limits: Limits, tmp_path: Path) -> OpenGraphStore:
+    """Opens a store, three followers to a bucket unless told; an empty one, unless it is to be the last one `again`."""
     numbers = itertools.count()
+    last = 0
 
     @asynccontextmanager
-    async def open_store() -> AsyncIterator[GraphStore]:
-        store = SqliteGraphStore(tmp_path / f"graph-{next(numbers)}.db", bucket_size=3, synchronous="OFF")
-        await store.open()
+    async def open_store(bucket_size: int = 3, *, again: bool = False) -> AsyncIterator[GraphStore]:
+        nonlocal last
+        last = last if again else next(numbers)
+        store: SqliteGraphStore | CassandraGraphStore
+        if cassandra:
+            if not again:
+                cassandra.empty()
+            store = CassandraGraphStore(Cassandra(cassandra.where), bucket_size=bucket_size, limits=graph_limits)
+        else:
+            store = SqliteGraphStore(tmp_path / f"graph-{last}.db", bucket_size=bucket_size, synchronous="OFF")
         try:
+            await store.open()
             yield store
         finally:
             await store.close()

@@ -4,7 +4,6 @@ import asyncio
 import functools
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -12,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from graph_svc import store as port
-from graph_svc.sqlite import SqliteGraphStore
-from graph_svc.store import AuthorState, Busy, DrainTask, FanoutPolicy, GraphStore, ImportCounts, Mode, User
+from graph_svc.store import AuthorState, Busy, DrainTask, FanoutPolicy, GraphStore, ImportCounts, Limits, Mode, User
 from mesh.errors import ConfigurationError, FailedPreconditionError, NotFoundError, PermissionDeniedError
 from tests.conformance.conftest import OpenGraphStore
 
@@ -97,16 +95,20 @@ async def test_unknown_accounts_are_refused(graph_store: GraphStore) -> None:
     assert await graph_store.author_state(2) is None
 
 
-async def test_nobody_follows_more_than_the_limit(graph_store: GraphStore) -> None:
-    assert port.FOLLOWEES_MAX == 5_000
-    await sign_up(graph_store, 1, *range(10_000, 15_001))
-    edges = [(1, user_id) for user_id in range(10_000, 15_001)]
-    assert await graph_store.import_follows(edges) == ImportCounts(5_000, 0, 1)
+def test_the_limits_are_what_is_promised() -> None:
+    assert (port.FOLLOWEES_MAX, port.BLOCKS_MAX, port.MUTES_MAX) == (5_000, 10_000, 10_000)
+
+
+async def test_nobody_follows_more_than_the_limit(graph_store: GraphStore, graph_limits: Limits) -> None:
+    first, last = 10_000, 10_000 + graph_limits.followees
+    await sign_up(graph_store, 1, *range(first, last + 1))
+    edges = [(1, user_id) for user_id in range(first, last + 1)]
+    assert await graph_store.import_follows(edges) == ImportCounts(graph_limits.followees, 0, 1)
     with pytest.raises(FailedPreconditionError) as refused:
-        await graph_store.follow(1, 15_000)
+        await graph_store.follow(1, last)
     assert refused.value.reason == "FOLLOW_LIMIT_REACHED"
-    assert await graph_store.unfollow(1, 10_000)
-    assert await graph_store.follow(1, 15_000)
+    assert await graph_store.unfollow(1, first)
+    assert await graph_store.follow(1, last)
 
 
 async def test_buckets_fill_one_after_the_other_and_nobody_moves(graph_store: GraphStore) -> None:
@@ -130,7 +132,9 @@ async def test_an_import_counts_what_it_did_and_refuses_edge_by_edge(graph_store
 
 async def test_lists_come_in_pages_by_id(graph_store: GraphStore) -> None:
     await sign_up(graph_store, *range(1, 9))
-    await graph_store.import_follows([(1, n) for n in range(2, 9)] + [(n, 1) for n in range(2, 9)])
+    await graph_store.import_follows([(1, n) for n in range(2, 9)])
+    for follower in range(2, 9):  # One after the other, so that it is known who is in which bucket.
+        await graph_store.follow(follower, 1)
     assert await graph_store.list_following(1, 0, 3) == [2, 3, 4]
     assert await graph_store.list_following(1, 4, 3) == [5, 6, 7]
     assert await graph_store.list_followers(1, 7, 3) == [8]
@@ -296,23 +300,22 @@ async def test_whom_one_blocks_and_mutes_comes_in_pages_by_id(graph_store: Graph
     assert (list(viewer.blocked_ids), list(viewer.muted_ids)) == ([2, 3, 5, 8], [2, 3, 5, 8])
 
 
-async def test_nobody_blocks_or_mutes_more_than_the_limit(graph_store: GraphStore) -> None:
-    assert (port.BLOCKS_MAX, port.MUTES_MAX) == (10_000, 10_000)
-    others = range(2, 10_002)
-    await sign_up(graph_store, 1, 10_002)
-    await in_parts(others, lambda other: sign_up(graph_store, other))
-    for change, end, reason in (
-        (graph_store.block, graph_store.unblock, "BLOCK_LIMIT_REACHED"),
-        (graph_store.mute, graph_store.unmute, "MUTE_LIMIT_REACHED"),
+async def test_nobody_blocks_or_mutes_more_than_the_limit(graph_store: GraphStore, graph_limits: Limits) -> None:
+    for change, end, most, reason in (
+        (graph_store.block, graph_store.unblock, graph_limits.blocks, "BLOCK_LIMIT_REACHED"),
+        (graph_store.mute, graph_store.unmute, graph_limits.mutes, "MUTE_LIMIT_REACHED"),
     ):
+        others = range(2, 2 + most)
+        await sign_up(graph_store, 1, one_more := 2 + most)
+        await in_parts(others, lambda other: sign_up(graph_store, other))
         assert all(await in_parts(others, functools.partial(change, 1)))
         with pytest.raises(FailedPreconditionError) as refused:
-            await change(1, 10_002)
+            await change(1, one_more)
         assert refused.value.reason == reason
-        assert not await change(1, 10_001), "one that stands"
+        assert not await change(1, others[-1]), "one that stands"
         assert await end(1, 2)
-        assert await change(1, 10_002)
-    assert await versions(graph_store, 1) == [20_004]
+        assert await change(1, one_more)
+    assert await versions(graph_store, 1) == [graph_limits.blocks + graph_limits.mutes + 4]
 
 
 async def in_parts(numbers: Sequence[int], work: Callable[[int], Coroutine[object, object, T]]) -> list[T]:
@@ -459,12 +462,11 @@ async def test_the_operators_policy_is_kept(graph_store: GraphStore) -> None:
         assert await graph_store.fanout_policy() == policy
 
 
-async def test_the_size_of_buckets_is_kept_for_ever(tmp_path: Path) -> None:
-    for size, refused in ((3, False), (4, True), (3, False)):
-        store = SqliteGraphStore(tmp_path / "graph.db", bucket_size=size, synchronous="OFF")
-        if refused:
-            with pytest.raises(ConfigurationError, match="STARLING_BUCKET_SIZE"):
-                await store.open()
-        else:
-            await store.open()
-        await store.close()
+async def test_the_size_of_buckets_is_kept_for_ever(graph_store_of: OpenGraphStore) -> None:
+    async with graph_store_of(3):
+        pass
+    with pytest.raises(ConfigurationError, match="STARLING_BUCKET_SIZE"):
+        async with graph_store_of(4, again=True):
+            pass
+    async with graph_store_of(3, again=True):
+        pass

@@ -110,9 +110,9 @@ async def test_what_was_published_to_a_log_that_is_gone_is_not_marked(tweet_stor
     await create(tweet_store, tweet(1))
     (row,) = await tweet_store.unpublished(10)
     await tweet_store.republish("second", 0)
-    await tweet_store.mark_published([row], "first", NOW)
+    assert not await tweet_store.mark_published([row], "first", NOW)
     assert await tweet_store.unpublished(10) == [row]
-    await tweet_store.mark_published([row], "second", NOW)
+    assert await tweet_store.mark_published([row], "second", NOW)
     assert await tweet_store.unpublished(10) == []
 
 

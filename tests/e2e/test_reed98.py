@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import pytest
 from redis import Redis
 
+from backends.servers import Cluster
 from cli.client import Client
 from cli.importing import EdgeFile, handle_of, import_graph
 from fanout_svc.core import PULL_AGE_SECONDS
@@ -22,6 +23,7 @@ from mesh.channels import streaming
 from starling.fanout.v1 import fanout_pb2
 from starling.graph.v1 import graph_pb2
 from starling.tweet.v1 import tweet_pb2
+from tests.cassandra import Keyspace
 from tests.e2e.conftest import RunningMesh
 from tests.shared_data import shared_path
 from tests.waiting import eventually
@@ -254,6 +256,23 @@ async def test_everybody_on_reed98_reads_their_exact_home_timeline(reed98: Path,
     seen = calls_seen(noisy_mesh.log())
     assert set(seen) == matrix, "every edge of the call matrix is used, and no other"
     print("\n".join(f"  {caller:24} {rpc:28} {count:>7,}" for (caller, rpc), count in sorted(seen.items())))
+
+
+@pytest.mark.backends
+@pytest.mark.timeout(1_500)
+async def test_everybody_on_reed98_reads_their_exact_home_timeline_on_cassandra_and_kafka(
+    reed98: Path, noisy_mesh: RunningMesh, cassandra_node: Cluster, keyspace: Keyspace, kafka_cluster: Cluster
+) -> None:
+    profile = {**cassandra_node.environment, **kafka_cluster.environment}
+    profile["STARLING_CASSANDRA_KEYSPACE"] = keyspace.where.keyspace
+    async with everybody(noisy_mesh, EdgeFile(reed98, undirected=True), **profile) as people:
+        await people.all_post(1)
+        await eventually(lambda: log_is_empty(people.client), 240)
+        worker = (await status(people.client)).worker
+        assert worker.deliveries == FOLLOWS, "each once"
+        _print_delays(worker)
+        assert await people.every_walk_is_exact() == FOLLOWS + ACCOUNTS
+        await people.do_all_else_that_people_do()
 
 
 async def pulled_authors(client: Client) -> int:

@@ -25,6 +25,7 @@ from mesh.errors import UnavailableError
 from mesh.eventlog.port import Record
 from mesh.timelines import port as lists
 from starling.timeline.v1 import timeline_pb2
+from tests.cassandra import Keyspace
 from tests.harness import Mesh, Sizes, running_mesh
 from tests.model import reference
 from tests.model.reference import Model, ModelTweet
@@ -55,6 +56,8 @@ class World:
     """When to give up, on the monotonic clock; 0: never."""
     complaints: list[str] = field(default_factory=list)
     """What services logged as errors: a list that breaks its own rules, say, which they survive."""
+    keyspace: Keyspace | None = None
+    """Where the stores are on Cassandra. It is emptied for each example."""
 
 
 @dataclass
@@ -113,7 +116,11 @@ class HomeTimelineMachine(RuleBasedStateMachine):
 
     async def _start(self) -> Mesh:
         prefix = f"m{next(_serial)}:"
-        mesh = running_mesh(self.world.valkey_url, self.folder, prefix, SIZES, self.world.libraries)
+        keyspace = self.world.keyspace
+        if keyspace:
+            keyspace.empty()
+        where = keyspace.where if keyspace else None
+        mesh = running_mesh(self.world.valkey_url, self.folder, prefix, SIZES, self.world.libraries, where)
         return await self.stack.enter_async_context(mesh)
 
     def teardown(self) -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from mesh.config import Config, load
+from graph_svc.__main__ import GraphConfig
+from mesh.config import Config, Where, load
 from mesh.eventlog.choice import open_log
 from mesh.eventlog.kafka import KafkaProducer
 from mesh.eventlog.valkey_streams import StreamsProducer
@@ -84,3 +85,18 @@ def test_a_missing_variable_is_named(environment: pytest.MonkeyPatch, capsys: py
 @pytest.mark.usefixtures("environment")
 def test_secrets_do_not_show_when_a_configuration_is_printed() -> None:
     assert SECRET not in repr(load(Config))
+
+
+@pytest.mark.usefixtures("environment")
+def test_a_store_is_on_sqlite_or_on_cassandra(
+    environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        load(GraphConfig)
+    assert "configuration: STARLING_GRAPH_DATABASE: " in capsys.readouterr().err
+    environment.setenv("STARLING_CASSANDRA_CONTACT_POINTS", "10.0.0.1, 10.0.0.2")
+    assert load(GraphConfig).cassandra() == Where(["10.0.0.1", "10.0.0.2"], "starling")
+    environment.setenv("STARLING_CASSANDRA_KEYSPACE", "No-Name")
+    with pytest.raises(SystemExit):
+        load(GraphConfig)
+    assert "configuration: STARLING_CASSANDRA_KEYSPACE: " in capsys.readouterr().err
