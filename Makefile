@@ -13,7 +13,7 @@ BASE ?= $(shell git rev-parse --verify --quiet main | grep -v "^$$(git rev-parse
 
 N ?= 1
 
-.PHONY: help setup run test test-backends test-long backends-up backends-down drill-big-author drill-lag drill-storm check format gen gen-check lock clean
+.PHONY: help setup run test test-backends test-long backends-up backends-down drill-big-author drill-lag drill-storm drill-failures check format gen gen-check lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ drill-big-author: $(READY) ## An author with 60,000 followers posts beside small
 
 drill-lag: $(READY) ## Big authors post more than fan-out can follow; takes minutes
 	@$(BIN)/python -m drills.lag
+
+drill-failures: $(READY) ## Servers of the production profile die under load; takes a quarter of an hour (needs Java and Maven)
+	@$(BIN)/python -m drills.failures
 
 drill-storm: $(READY) ## One tweet is retweeted 20,000 times in a minute; takes minutes
 	@$(BIN)/python -m drills.storm
