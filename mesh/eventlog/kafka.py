@@ -334,30 +334,26 @@ class _Looker:
             if at in self._times and offsets.get(at) != self._times[at][0]:
                 del self._times[at]
         wanted = {at: offset for at, offset in offsets.items() if at not in self._times}
-        if wanted:
-            self._reader = self._reader or connected(
+        if wanted and not self._reader:
+            self._reader = connected(
                 kafka.KafkaConsumer, **self._settings, metrics_enabled=False, enable_auto_commit=False
             )
-            self._reader.assign([*wanted])
-            self._reader.resume(*wanted)
-            for at, offset in wanted.items():
-                self._reader.seek(at, offset)
         end = time.monotonic() + _REQUEST_SECONDS
         while wanted and time.monotonic() < end:
-            for at, records in self._reader.poll(timeout_ms=100, max_records=_TURN_RECORDS_MAX).items():
-                if at in wanted:
-                    self._times[at] = (wanted.pop(at), records[0].timestamp)
-                    self._reader.pause(at)
+            # Only those that are still wanted: one that has much would keep the others waiting.
+            self._reader.assign([*wanted])
+            for at, offset in wanted.items():
+                self._reader.seek(at, offset)
+            for at, records in self._reader.poll(timeout_ms=500, max_records=_TURN_RECORDS_MAX).items():
+                self._times[at] = (wanted.pop(at), records[0].timestamp)
         if wanted:
             raise kafka.errors.KafkaTimeoutError(f"the oldest records of {len(wanted)} partitions can't be read")
-        return {at: ms for at, (_, ms) in self._times.items()}
+        return {at: self._times[at][1] for at in offsets}
 
     def rewind(self, group: str, partitions: Sequence[Partition], since_ms: int) -> None:
         """Put all members out, and set the group back while it is empty; again when one came back too soon."""
         for _ in range(_REWIND_TRIES_MAX):
-            members = self.members(group)
-            if members:
-                self.admin.remove_group_members(group, [MemberToRemove(member_id) for member_id in members])
+            self.remove(group, self.members(group))
             first, end = self.bounds(partitions)
             since = self._offsets(partitions, since_ms)
             now = self.committed(group, partitions, first)
@@ -366,6 +362,11 @@ class _Looker:
             if all(error is NoError for error in self.admin.alter_group_offsets(group, back).values()):
                 return
         raise kafka.errors.KafkaTimeoutError(f"the group {group} is never empty")
+
+    def remove(self, group: str, member_ids: Collection[str]) -> None:
+        """Put these out of the group, as far as they are in it."""
+        if member_ids:
+            self.admin.remove_group_members(group, [MemberToRemove(member_id) for member_id in member_ids])
 
     def members(self, group: str) -> dict[str, str]:
         """The group's members: id to the name that each gave itself."""
@@ -564,11 +565,16 @@ class KafkaConsumer:
         if not self._closing:
             await self._flush()
             self._closing = True
+            member_id = ""
             if self._driving and (await asyncio.wait([self._driving], timeout=_STUCK_SECONDS))[1]:
                 # Its turn waits for a broker: closed from another thread, the client gives up.
-                await asyncio.to_thread(self._close_client)
-            await self._on_thread(self._close_client)
+                member_id = await asyncio.to_thread(self._close_client)
+            member_id = await self._on_thread(self._close_client) or member_id
             self._thread.shutdown(wait=False)
+            if member_id:
+                # While it joins, its own word that it leaves waits behind that, and is never heard.
+                with suppress(UnavailableError):
+                    await self._cluster.look(lambda looker: looker.remove(self._group, [member_id]))
 
     def held(self) -> set[Partition]:
         """The partitions that it holds now."""
@@ -750,24 +756,30 @@ class KafkaConsumer:
             self._client.unsubscribe()
             self._assignor.member_assignment = None
 
-    def _close_client(self) -> None:
-        client, self._client = self._client, None
+    def _close_client(self) -> str:
+        """Returns the member's id."""
+        client = self._client
         self._assignor.member_assignment = None
-        if client:
-            with suppress(*_ERRORS):
-                client.close(autocommit=False, timeout_ms=int(_CLOSE_SECONDS * 1000))
+        if not client:
+            return ""
+        member_id = str(client.group_metadata().member_id)
+        with suppress(*_ERRORS):
+            client.close(autocommit=False, timeout_ms=int(_CLOSE_SECONDS * 1000))
+        self._client = None
+        return member_id
 
     async def hand_over(self, partitions: Collection[Partition]) -> None:
         """On the client's own loop, which is none of asyncio: let what is in hand end, within a bound, and commit."""
+        client = self._client
         self._leaving.update(partitions)
         held = {at: self._progress[at] for at in partitions if at in self._progress}
         end = time.monotonic() + HAND_OVER_SECONDS
         while not self._closing and time.monotonic() < end and any(progress.in_hand for progress in held.values()):
-            await self._client._net.sleep(_TURN_SECONDS)
+            await client._net.sleep(_TURN_SECONDS)
         offsets = {at: progress.done_below for at, progress in held.items() if progress.done_below > progress.committed}
         if offsets:
             try:
-                await self._client.commit_async(_at(offsets))
+                await client.commit_async(_at(offsets))
             except KafkaError as error:
                 log.info("%s: not committed before handing over: %r", self._topic.name, error)
         self._gone.extend(partitions)

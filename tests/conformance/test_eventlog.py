@@ -58,7 +58,7 @@ class Log(Protocol):
         ...
 
     async def publish_timed(self, name: bytes) -> int:
-        """Publishes one record, or equal ones, and gives the last one's time (ms), by the log's clock."""
+        """Publishes one record and gives its time (ms), by the log's clock."""
         ...
 
     async def pass_time(self, seconds: float) -> None:
