@@ -133,8 +133,14 @@ class Valkey:
 
     async def life(self) -> str:
         """Names what must be another when data may have been lost. Raises UnavailableError."""
-        await self.ping()
+        if not self.is_connected:  # A server that ends takes its connections along.
+            await self.ping()
         return self.run_id
+
+    @property
+    def is_connected(self) -> bool:
+        """As far as is known here."""
+        return self._shared is not None and not self._shared.is_lost
 
     def batches(self, keys: Sequence[str], size: int) -> Iterator[Sequence[str]]:
         """The keys, in any order, in pieces of at most `size` that one function call may be given."""

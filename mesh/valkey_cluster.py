@@ -73,7 +73,8 @@ class ValkeyCluster(Valkey):
 
     async def life(self) -> str:
         """The processes that have the slots: a replica that takes over may lack its master's last moments."""
-        await self.ping()
+        if not self._owners or not all(self._node(address).is_connected for address in set(self._owners)):
+            await self.ping()
         return " ".join(sorted(self.life_of_nodes().values()))
 
     def life_of_nodes(self) -> dict[str, str]:

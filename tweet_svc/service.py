@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from mesh import checks, failpoints, principals
@@ -14,7 +14,7 @@ from mesh.errors import (
     InvalidArgumentError,
     NotFoundError,
     PermissionDeniedError,
-    ResourceExhaustedError,
+    StarlingError,
     UnavailableError,
 )
 from mesh.ids import ID_MAX, Snowflakes
@@ -30,6 +30,7 @@ from tweet_svc.accounts import Accounts
 from tweet_svc.core import Heat
 from tweet_svc.counting import Counting
 from tweet_svc.store import Change, Request, StoredTweet, TweetStore
+from tweet_svc.together import Together
 from tweet_svc.velocity import Velocity
 
 log = logging.getLogger(__name__)
@@ -59,8 +60,6 @@ _STREAM_LIMIT_MAX = 10_000
 _STREAM_LIMIT_DEFAULT = 1_000
 _STREAM_MESSAGE_IDS = 1_000
 _VERSION_MAX = 1 << 32
-_HOT_AT_ONCE = 6
-_HOT_CALLS_MAX = 500
 _INLINE_SECONDS = 0.25
 """How long a reply waits for caches and lists: the worker repeats what they miss."""
 
@@ -106,8 +105,7 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         self._clock = clock
         self._outbox_max = outbox_max
         self._outbox_slow_max = outbox_slow_max
-        self._hot_turns = asyncio.Semaphore(_HOT_AT_ONCE)
-        self._hot_calls = 0
+        self._hot_retweets = Together(self._retweet_hot)
         self.warmer = Warmer(self.rebuild_author_list)
 
     async def CreateTweet(self, request: tweet_pb2.CreateTweetRequest, context: Any) -> tweet_pb2.CreateTweetResponse:
@@ -154,7 +152,7 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         # With graph_svc away, the verified token vouches: posts don't wait for it.
         with suppress(UnavailableError):
             if not await self._accounts.exists(author_id):
-                raise NotFoundError("No such user.", reason="USER_NOT_FOUND", user_id=str(author_id))
+                raise _no_such_user(author_id)
 
     async def _require_access(self, user_id: int, author_ids: Sequence[int]) -> None:
         """The user is registered, and may do something with tweets of these."""
@@ -162,7 +160,7 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         if not others:
             await self._require_account(user_id)
         elif await self._accounts.any_block(user_id, others):
-            raise PermissionDeniedError("You block its author, or its author blocks you.", reason="BLOCKED")
+            raise _blocked()
 
     async def _original(self, tweet_id: int) -> StoredTweet:
         """A visible tweet; of a retweet, what it is a retweet of."""
@@ -181,16 +179,20 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         return found[0]
 
     async def _show_author(self, tweet: tweet_pb2.Tweet, *, new: bool = False) -> None:
-        """The author's own lists, at once; fan-out repeats this, so a failure costs a little delay. `new`: nobody can
-        have liked it yet, which its first readers needn't ask."""
-        keys = [lists.home(tweet.author_id), lists.author(tweet.author_id)]
+        """`new`: nobody can have liked it yet, which its first readers needn't ask."""
+        await self._show_authors([tweet], *([self._counting.begin(tweet.tweet_id)] if new else []))
+
+    async def _show_authors(self, tweets: Sequence[tweet_pb2.Tweet], *more: Coroutine[Any, Any, None]) -> None:
+        """The authors' own lists, at once; fan-out repeats this, so a failure costs a little delay."""
+        pushes = [
+            self._timelines.push([lists.home(tweet.author_id), lists.author(tweet.author_id)], [tweet.tweet_id])
+            for tweet in tweets
+        ]
         try:
             async with asyncio.timeout(_INLINE_SECONDS):
-                begun = [self._counting.begin(tweet.tweet_id)] if new else []
-                push, put = self._timelines.push(keys, [tweet.tweet_id]), self._bodies.put([tweet])
-                await asyncio.gather(push, put, *begun)
+                await asyncio.gather(*pushes, self._bodies.put(tweets), *more)
         except (TimeoutError, UnavailableError) as error:
-            log.debug("inline push of %d left to fan-out: %s", tweet.tweet_id, error)
+            log.debug("inline pushes are left to fan-out: %s", error)
 
     async def GetTweet(self, request: tweet_pb2.GetTweetRequest, context: Any) -> tweet_pb2.GetTweetResponse:
         """See the proto."""
@@ -395,61 +397,71 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         """See the proto."""
         author_id = principals.current.get().user_id
         tweet_id = checks.required_id("tweet_id", request.tweet_id)
-        async with self._turn(tweet_id):
+        if self._velocity.is_hot(tweet_id):
+            message = await self._hot_retweets.call(tweet_id, author_id)
+        else:
             original = await self._original(tweet_id)
             await self._require_access(author_id, [original.author_id])
             message = await self._retweet(author_id, original)
         return tweet_pb2.RetweetResponse(tweet=message, read_your_write_token=str(message.tweet_id))
 
-    @asynccontextmanager
-    async def _turn(self, tweet_id: int) -> AsyncIterator[None]:
-        """Few retweets of hot tweets are worked on at a time, or every other call would meet hundreds of them at each
-        of its own steps; and few of them wait, or they'd take all the calls that a process may have."""
-        if not self._velocity.is_hot(tweet_id):
-            yield
-            return
-        if self._hot_calls >= _HOT_CALLS_MAX:
-            raise ResourceExhaustedError(
-                "Too many retweet it at once.", retry_after_seconds=1.0, reason="TOO_MANY_RETWEETS"
-            )
-        self._hot_calls += 1
-        try:
-            async with self._hot_turns:
-                yield
-        finally:
-            self._hot_calls -= 1
-
     async def _retweet(self, author_id: int, original: StoredTweet) -> tweet_pb2.Tweet:
         """Make the retweet, or find the one that there is."""
-        hot = self._velocity.is_hot(original.tweet_id)
-        before = None if hot else await self._store.retweet_of(author_id, original.tweet_id)
+        before = await self._store.retweet_of(author_id, original.tweet_id)
         if before and not before.deleted:
-            stored, after = before, []
+            stored, new = before, False
             self._on_write()
         else:
-            retweet = StoredTweet(
-                tweet_id=self._snowflakes.next_id(),
-                author_id=author_id,
-                text="",
-                retweeted_tweet_id=original.tweet_id,
-                retweeted_user_id=original.author_id,
-            )
             # Who took one back and makes another may wait, and doesn't count: else one account could heat any tweet.
-            slow = hot or before is not None
-            outbox_max = self._outbox_slow_max if slow else self._outbox_max
-            stored = await self._store.create_retweet(retweet, outbox_max, slow=slow)
-            self._on_write(slow=slow)
-            after = [self._counting.add(core.counted(stored, 1))] if stored.tweet_id == retweet.tweet_id else []
-            after += [self._heat(original)] if after and not before else []
+            stored, new = await self._store_retweet(author_id, original, slow=before is not None)
         message = core.to_message(stored)
+        after = [self._counting.add(core.counted(stored, 1))] if new else []
+        after += [self._heat(original, 1)] if new and not before else []
         await asyncio.gather(self._show_author(message), *after)
         return message
 
-    async def _heat(self, original: StoredTweet) -> None:
-        """Count one more retweet: when so many retweet it, the next ones may wait. Without Valkey nobody counts."""
+    async def _store_retweet(self, author_id: int, original: StoredTweet, *, slow: bool) -> tuple[StoredTweet, bool]:
+        """The retweet, and whether it is a new one."""
+        retweet = StoredTweet(
+            tweet_id=self._snowflakes.next_id(),
+            author_id=author_id,
+            text="",
+            retweeted_tweet_id=original.tweet_id,
+            retweeted_user_id=original.author_id,
+        )
+        outbox_max = self._outbox_slow_max if slow else self._outbox_max
+        stored = await self._store.create_retweet(retweet, outbox_max, slow=slow)
+        self._on_write(slow=slow)
+        return stored, stored.tweet_id == retweet.tweet_id
+
+    async def _retweet_hot(self, tweet_id: int, author_ids: Sequence[int]) -> Sequence[tweet_pb2.Tweet | StarlingError]:
+        """As `_retweet`, for many, of a tweet whose retweets may wait."""
+        original = await self._original(tweet_id)
+        unknown, blocked = await self._accounts.refused(original.author_id, author_ids)
+
+        async def store(author_id: int) -> tuple[StoredTweet, bool] | StarlingError:
+            if author_id in unknown:
+                return _no_such_user(author_id)
+            if author_id in blocked:
+                return _blocked()
+            try:
+                return await self._store_retweet(author_id, original, slow=True)
+            except StarlingError as error:
+                return error
+
+        outcomes = await asyncio.gather(*map(store, author_ids))
+        made = [outcome for outcome in outcomes if not isinstance(outcome, StarlingError)]
+        messages = {stored.tweet_id: core.to_message(stored) for stored, _ in made}
+        new = sum(is_new for _, is_new in made)
+        after = [self._counting.add({original.tweet_id: Tally(retweets=new)}), self._heat(original, new)] if new else []
+        await asyncio.gather(self._show_authors(list(messages.values())), *after)
+        return [one if isinstance(one, StarlingError) else messages[one[0].tweet_id] for one in outcomes]
+
+    async def _heat(self, original: StoredTweet, retweets: int) -> None:
+        """Count more retweets: when so many retweet it, the next ones may wait. Without Valkey nobody counts."""
         with suppress(TimeoutError, UnavailableError):
             async with asyncio.timeout(_INLINE_SECONDS):
-                if await self._velocity.retweeted(original.tweet_id) is Heat.HEATED:
+                if await self._velocity.retweeted(original.tweet_id, retweets) is Heat.HEATED:
                     log.info("tweet %d is hot", original.tweet_id)
                     await self._bodies.put([core.to_message(original)])  # Everybody is about to read it.
 
@@ -490,6 +502,14 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
             liked_tweet_ids=[tweet_id for tweet_id in tweet_ids if tweet_id in done.liked],
             retweeted_tweet_ids=[tweet_id for tweet_id in tweet_ids if tweet_id in done.retweeted],
         )
+
+
+def _no_such_user(user_id: int) -> NotFoundError:
+    return NotFoundError("No such user.", reason="USER_NOT_FOUND", user_id=str(user_id))
+
+
+def _blocked() -> PermissionDeniedError:
+    return PermissionDeniedError("You block its author, or its author blocks you.", reason="BLOCKED")
 
 
 def _own(change: Change | None, tweet_id: int, author_id: int) -> Change:

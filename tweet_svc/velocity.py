@@ -27,15 +27,15 @@ class Velocity:
         """Whether it is, as far as retweets through this process have shown."""
         return self._clock.now_ms() < self._hot_until.get(original_id, 0)
 
-    async def retweeted(self, original_id: int) -> Heat:
-        """Count one more retweet, and judge. Raises UnavailableError."""
+    async def retweeted(self, original_id: int, times: int = 1) -> Heat:
+        """Count so many retweets more, and judge. Raises UnavailableError."""
         if not self._bar:
             return Heat.COLD
         now = self._clock.now_ms()
         hits, over_ms = await self._valkey.fcall(
             "cache_hit_v1",
             [f"{self._valkey.key_prefix}retweet_velocity:{original_id}"],
-            *(now, _BUCKET_MS, _BUCKETS, self._bar, core.HOT_WINDOW_MS + core.HOT_KEPT_MS),
+            *(now, _BUCKET_MS, _BUCKETS, self._bar, core.HOT_WINDOW_MS + core.HOT_KEPT_MS, times),
         )
         heat = core.heat(hits, over_ms, now, self._bar)
         if heat is not Heat.COLD:

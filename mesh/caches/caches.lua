@@ -106,11 +106,11 @@ local function fill_counts(keys, args)
 end
 
 -- How often something happened of late: a hash of short buckets of time, by number, and `over`, when the sum of the
--- last buckets was last at or over the bar (ms). Returns the sum, this time included, and `over` as it was before.
+-- last buckets was last at or over the bar (ms). Returns the sum, these times included, and `over` as it was before.
 local function hit(keys, args)
   local now, bucket_ms, buckets, bar = tonumber(args[1]), tonumber(args[2]), tonumber(args[3]), tonumber(args[4])
   local bucket = math.floor(now / bucket_ms)
-  redis.call('HINCRBY', keys[1], string.format('%.0f', bucket), 1)
+  redis.call('HINCRBY', keys[1], string.format('%.0f', bucket), args[6])
   local hits, over = 0, 0
   local fields = redis.call('HGETALL', keys[1])
   for i = 1, #fields, 2 do

@@ -88,8 +88,7 @@ class StreamsProducer:
 
     async def incarnation(self) -> str:
         """The server process's run_id."""
-        await self._valkey.ping()
-        return self._valkey.run_id
+        return await self._valkey.life()
 
 
 class StreamsLagReader:

@@ -22,7 +22,7 @@ from starling.tweet.v1 import tweet_pb2 as t
 from tests.cases.test_timeline_cases import people
 from tests.harness import Mesh
 from tests.waiting import eventually
-from tweet_svc import service as service_module
+from tweet_svc import together
 from tweet_svc.core import HOT_RETWEETS
 from tweet_svc.relay import Relay
 from tweet_svc.sqlite import SqliteTweetStore
@@ -387,7 +387,7 @@ async def test_nobody_heats_a_tweet_alone(mesh: Mesh) -> None:
 
 
 async def test_a_storm_waits_at_the_door_and_not_for_ever(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service_module, "_HOT_CALLS_MAX", 8)
+    monkeypatch.setattr(together, "CALLS_MAX", 8)
     author, *others = await people(mesh, HOT_RETWEETS + 10)
     tweet = await mesh.post(author)
     for other in others[:HOT_RETWEETS]:
@@ -403,15 +403,39 @@ async def test_a_storm_waits_at_the_door_and_not_for_ever(mesh: Mesh, monkeypatc
     monkeypatch.setattr(mesh.tweet_store, "create_retweet", held)
     *storm, late = others[HOT_RETWEETS:][:9]
     calls = [asyncio.create_task(mesh.retweet(other, tweet.tweet_id)) for other in storm]
-    await eventually(lambda: len(begun) == 6 and sum(gate.calls_in_flight for gate in mesh.gates) == 8)
-    too_many = (grpc.StatusCode.RESOURCE_EXHAUSTED, "TOO_MANY_RETWEETS")
+    await eventually(lambda: begun and sum(gate.calls_in_flight for gate in mesh.gates) == 8)
+    first = len(begun)
+    too_many = (grpc.StatusCode.RESOURCE_EXHAUSTED, "TWEET_BUSY")
     assert await refused(mesh.retweet(late, tweet.tweet_id)) == too_many
     await mesh.post(author)
-    assert len(begun) == 6, "the others wait"
+    assert len(begun) == first, "the others wait"
     release.set()
-    await asyncio.gather(*calls)
+    made = await asyncio.gather(*calls)
+    assert [retweet.author_id for retweet in made] == storm
     assert len(begun) == 8
     await mesh.retweet(late, tweet.tweet_id)
+
+
+async def test_retweets_of_a_hot_tweet_keep_all_rules(mesh: Mesh) -> None:
+    author, blocked, *others = await people(mesh, HOT_RETWEETS + 4)
+    tweet = await mesh.post(author)
+    for other in others[:HOT_RETWEETS]:
+        await mesh.retweet(other, tweet.tweet_id)
+    await mesh.block(author, blocked)
+    stranger = max(others) + 1
+    outcomes = await asyncio.gather(
+        refused(mesh.retweet(blocked, tweet.tweet_id)),
+        refused(mesh.retweet(stranger, tweet.tweet_id)),
+        *(mesh.retweet(user, tweet.tweet_id) for user in (author, others[-1], others[-1], others[0])),
+    )
+    assert outcomes[0] == (grpc.StatusCode.PERMISSION_DENIED, "BLOCKED")
+    assert outcomes[1] == (grpc.StatusCode.NOT_FOUND, "USER_NOT_FOUND")
+    own, first, same, again = outcomes[2:]
+    assert [retweet.author_id for retweet in (own, first, same, again)] == [author, *[others[-1]] * 2, others[0]]
+    assert first.tweet_id == same.tweet_id
+    assert await counts_of(mesh, author, tweet.tweet_id) == (0, HOT_RETWEETS + 2, 0, 0)
+    await mesh.delete(author, tweet.tweet_id)
+    assert (await refused(mesh.retweet(others[-2], tweet.tweet_id)))[0] is grpc.StatusCode.NOT_FOUND
 
 
 async def test_a_tweet_cools_down(mesh: Mesh) -> None:
