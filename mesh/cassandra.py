@@ -270,40 +270,41 @@ class Cassandra:
         if not seconds:
             raise UnavailableError("The deadline is over.", reason="STORE_UNAVAILABLE")
         assert self._session is not None, "open"
+        rows: list[Row] = []
+        state: bytes | None = None
         async with self._in_flight:
-            return await _Waiter().result(self._session.execute_async(query, timeout=seconds))
+            while True:
+                future = self._session.execute_async(query, timeout=remaining(TIMEOUT_SECONDS), paging_state=state)
+                page, state = await first_answer(future)
+                rows += page
+                if state is None:
+                    return rows
 
 
-class _Waiter:
-    """Collects the pages of one result in the driver's threads, then wakes the loop."""
+async def first_answer(future: ResponseFuture) -> tuple[Sequence[Row], bytes | None]:
+    """One page, and where the next one begins. Raises the driver's errors.
 
-    def __init__(self) -> None:
-        self._rows: list[Row] = []
-        self._loop = asyncio.get_running_loop()
-        self._done: asyncio.Future[list[Row]] = self._loop.create_future()
+    A statement that was sent to a second node, too, since the first one was slow, may be answered twice, and the driver
+    then calls back twice: so each page is a request of its own, of which the first answer counts.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[tuple[Sequence[Row], bytes | None]] = loop.create_future()
 
-    async def result(self, future: ResponseFuture) -> list[Row]:
-        self._future = future
-        future.add_callbacks(self._page, self._failed)
-        return await self._done
-
-    def _page(self, rows: Any) -> None:
-        self._rows += rows or ()
-        if self._future.has_more_pages:
-            self._future.start_fetching_next_page()
+    def settle(outcome: tuple[Sequence[Row], bytes | None] | BaseException) -> None:
+        if done.done():  # An answer came before; or its waiter has given up.
+            return
+        if isinstance(outcome, BaseException):
+            done.set_exception(outcome)
         else:
-            self._wake(self._done.set_result, self._rows)
+            done.set_result(outcome)
 
-    def _failed(self, error: BaseException) -> None:
-        self._wake(self._done.set_exception, error)
+    def tell(outcome: tuple[Sequence[Row], bytes | None] | BaseException) -> None:
+        """In a thread of the driver's."""
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, outcome)
 
-    def _wake(self, settle: Callable[[Any], None], value: object) -> None:
-        def now() -> None:
-            if not self._done.done():  # Its waiter may have given up.
-                settle(value)
-
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(now)
+    future.add_callbacks(lambda rows: tell((list(rows or ()), future._paging_state)), tell)
+    return await done
 
 
 async def each(work: Callable[[A], Awaitable[T]], items: Sequence[A], at_once: int = AT_ONCE) -> list[T]:
