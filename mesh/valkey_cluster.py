@@ -48,7 +48,10 @@ class _Unit:
         own = list(replies[1:] if self.asked else replies)
         self.asked = ""
         error = next((reply for reply in own if isinstance(reply, ResponseError)), None)
-        self.replies = own[-1] if len(self.commands) > 1 and error is None else own
+        if error is not None:
+            self.replies = [error] * len(self.commands)
+        else:
+            self.replies = own[-1] if len(self.commands) > 1 else own
         return error
 
 

@@ -173,6 +173,28 @@ def move_slots(cluster: Cluster) -> None:
             assert backend.ask(port, "CLUSTER", "SETSLOT", str(slot), "NODE", target_id) == "OK"
 
 
+async def test_what_is_left_of_a_cluster_that_is_down_is_unavailable(cluster_of_one: Cluster) -> None:
+    valkey = ValkeyCluster(address_of(cluster_of_one), libraries=[LIBRARY])
+    try:
+        timelines = timelines_on(valkey)
+        first = next(v for v in SNOWFLAKES if key_slot(str(hash_tag(v)).encode()) < 16_384 // 3)
+        await make_lists(timelines, [first])
+        for server in cluster_of_one.servers[1:]:
+            server.kill()
+
+        async def refuses() -> bool:
+            """It answers, and says CLUSTERDOWN: nothing else may come of a read of several commands."""
+            try:
+                await timelines.read(home(first), 10)
+            except UnavailableError as error:
+                return "CLUSTERDOWN" in str(error)
+            return False
+
+        await eventually(refuses, 20)
+    finally:
+        await valkey.close()
+
+
 @pytest.mark.backends
 @pytest.mark.timeout(120)
 async def test_a_master_that_dies_is_replaced_and_its_copies_count_no_more(tmp_path: Path) -> None:
