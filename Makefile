@@ -31,7 +31,7 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --editable .
 	@touch $@
 
-run: $(READY) ## Start Valkey and all services here; Ctrl-C stops them (STARLING_PROFILE=production: on Cassandra and Kafka)
+run: $(READY) ## Start Valkey and all services here; Ctrl-C stops them (STARLING_PROFILE=production: on Cassandra, Kafka and a Valkey cluster)
 ifeq ($(STARLING_PROFILE),production)
 	@$(BIN)/python -m backends up $(N) && . build/backends/environment && $(BIN)/python -m mesh.migrate && \
 		exec $(BIN)/python -m launcher
@@ -39,7 +39,7 @@ else
 	@exec $(BIN)/python -m launcher
 endif
 
-test: $(READY) ## Run all tests in parallel
+test: $(READY) ## Run all tests in parallel that need nothing but what is set up here
 	@$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 test-long: $(READY) ## Run the model test for MODEL_SECONDS (half an hour unless told otherwise)

@@ -37,7 +37,7 @@ def start(folder: Path, nodes: int, *, bound: bool = False) -> Cluster:
     classpath = os.pathsep.join(str(jar) for jar in sorted(home_of_jars.glob("*.jar")))
     (agent,) = home_of_jars.glob("jamm-*.jar")
     hosts = [f"127.0.0.{node + 1}" for node in range(nodes)]
-    port, storage_port = free_ports(2, hosts[-1])
+    port, storage_port = free_ports(2, "0.0.0.0")
     servers: list[Server] = []
     with undone_on_error(folder, servers):
         for node, host in enumerate(hosts):

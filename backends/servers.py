@@ -171,7 +171,7 @@ class Server:
         """Start it (again); doesn't wait until it answers."""
         assert not self.alive(), f"{self.name} runs"
         self.folder.mkdir(parents=True, exist_ok=True)
-        guarded = (sys.executable, "-S", guard.__file__, str(os.getpid()), "normal") if self.bound else ()
+        guarded = (sys.executable, "-S", guard.__file__, str(os.getpid())) if self.bound else ()
         program = shutil.which(self.command[0]) or self.command[0]
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(

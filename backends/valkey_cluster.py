@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from backends.servers import HOST, Cluster, Server, free_ports, start_all, undone_on_error
-from launcher.valkey_server import find_valkey_server
+from backends.servers import HOST, Cluster, MissingToolError, Server, free_ports, start_all, undone_on_error
+from launcher.valkey_server import NoValkeyServerError, find_valkey_server
 from mesh.valkey_cluster import SCHEME
 
 NAME = "valkey"
@@ -22,7 +22,10 @@ _NODE_TIMEOUT_MS = 2_000
 
 def start(folder: Path, nodes: int, *, bound: bool = False) -> Cluster:
     """See `backends.servers`."""
-    binary = find_valkey_server()
+    try:
+        binary = find_valkey_server()
+    except NoValkeyServerError as error:
+        raise MissingToolError(str(error)) from error
     count = _MASTERS * (2 if nodes > 1 else 1)
     ports = free_ports(2 * count)
     clients, buses = ports[:count], ports[count:]

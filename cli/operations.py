@@ -15,6 +15,7 @@ from rich.text import Text
 from cli.app import Session, mesh_command, to_json
 from cli.failures import line_of
 from cli.importing import BATCH_DEFAULT, BATCH_MAX, EdgeFile, ImportReport, import_graph
+from launcher.plan import without_login
 from mesh.errors import UnavailableError
 from mesh.valkey_cluster import connect_to
 from starling.fanout.v1 import fanout_pb2
@@ -137,7 +138,7 @@ async def status(session: Session) -> None:
     health = await session.client.health()
     targets = session.client.targets.named()
     if mesh := session.where.mesh():
-        targets["valkey"] = mesh.valkey_url.rpartition("@")[2].removeprefix("redis://").removesuffix("/0")
+        targets["valkey"] = without_login(mesh.valkey_url)
         health["valkey"] = await _valkey_health(mesh.valkey_url)
     faults: list[str] = []
     workers, policy = dict[str, fanout_pb2.GetFanoutStatusResponse](), None

@@ -193,7 +193,7 @@ class Drills:
             try:
                 walk = [item.tweet.tweet_id async for item in self.client.walk_home(viewer)]
             except grpc.aio.AioRpcError:
-                return home, more  # Not yet.
+                return set(self.posted), more  # Not yet.
             lost |= home - set(walk)
             more |= {tweet for tweet, count in Counter(walk).items() if tweet not in home or count > 1}
         return lost, more

@@ -39,8 +39,8 @@ from drills.findings import Checks, carry_out, delay_lines, machine, quantile, t
 from drills.graphs import Graph, evenly
 from drills.own_mesh import BUILD, ROOT, OwnMesh
 from drills.picture import Curve, Panel
+from launcher.children import give_way
 from launcher.data_folder import DataFolder
-from launcher.guard import run_when_idle
 from mesh.eventlog.topics import FANOUT_TASKS_SLOW
 from mesh.ids import time_ms_of
 
@@ -163,7 +163,7 @@ class Drill:
 def make_storm(folder: Path, user_ids: Sequence[int], original: int, at_once: int) -> list[int]:
     """All of them retweet; in a process of its own, which gives way to all others. Returns the retweets' ids, in the
     users' order."""
-    run_when_idle()
+    give_way(os.getpid())
     return asyncio.run(_make_storm(folder, user_ids, original, at_once))
 
 

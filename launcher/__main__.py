@@ -18,12 +18,12 @@ from launcher.children import MisconfiguredError
 from launcher.config import LauncherConfig
 from launcher.data_folder import DataFolder, DataFolderError
 from launcher.output import Output
-from launcher.plan import VALKEY, Plan, PortInUseError
+from launcher.plan import SLOW_WORKER, VALKEY, Plan, PortInUseError, without_login
 from launcher.supervisor import NotServingError, Supervisor
 from launcher.valkey_server import NoValkeyServerError, find_valkey_server
 
 _LAST_LINES_SECONDS = 2.0
-_NAME_WIDTH = 16
+_NAME_WIDTH = len(SLOW_WORKER)
 
 
 def main() -> int:
@@ -124,7 +124,7 @@ def banner(planned: Plan, folder: DataFolder) -> list[str]:
         "  Starling is up. Ctrl-C stops it; the data stay.",
         "",
         *(f"    {spec.name:<{_NAME_WIDTH}}  {spec.address}" for spec in planned.services),
-        f"    {VALKEY:<{_NAME_WIDTH}}  {planned.valkey_url}",
+        f"    {VALKEY:<{_NAME_WIDTH}}  {without_login(planned.valkey_url)}",
         f"    {'data':<{_NAME_WIDTH}}  {folder.path.absolute()}",
         "",
         "  Try this in another terminal:",

@@ -31,15 +31,26 @@ class MisconfiguredError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """What to start. `serves` says whether it answers now, within about a second, and never raises. `when_idle`:
-    it gives way to everything else when processors are short."""
+    """What to start. `serves` says whether it answers now, within about a second, and never raises. `gives_way`:
+    once it serves, it runs only while nobody else wants the processor."""
 
     name: str
     address: str
     command: Sequence[str]
     environment: Mapping[str, str]
     serves: Callable[[], Awaitable[bool]]
-    when_idle: bool = False
+    gives_way: bool = False
+
+
+def give_way(pid: int) -> None:
+    """Let a process run only while nobody else wants the processor; that it is gone is no error. On Linux there is a
+    policy for it, under which others needn't even wait for the end of a time slice; elsewhere, the lowest priority."""
+    with suppress(ProcessLookupError, FileNotFoundError):
+        if sys.platform == "linux":
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+        else:
+            os.setpriority(os.PRIO_PROCESS, pid, 19)
 
 
 def restart_delay_seconds(crashes: int) -> float:
@@ -94,7 +105,7 @@ class Child:
     async def _live(self) -> int:
         """One life, from start to exit status."""
         self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-S", guard.__file__, str(os.getpid()), "idle" if self.spec.when_idle else "normal"),
+            *(sys.executable, "-S", guard.__file__, str(os.getpid())),
             *self.spec.command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=PIPE,
@@ -128,6 +139,8 @@ class Child:
         started = time.monotonic()
         while not await self.spec.serves():  # noqa: ASYNC110 - another process: no event tells of it
             await asyncio.sleep(_PROBE_SECONDS)
+        if self.spec.gives_way and self.pid:
+            give_way(self.pid)
         self.serving.set()
         self._output.line("", f"{self.spec.name} is ready ({time.monotonic() - started:.1f} s)")
 

@@ -53,7 +53,8 @@ def make(
     """The plan; `find_valkey` gives the path of a server binary, if one is to be started. Raises PortInUseError, and
     what `find_valkey` raises."""
     workers = ["fanout_svc", *(f"fanout_svc-{number}" for number in range(2, config.fanout_workers + 1)), SLOW_WORKER]
-    at = _addresses(["graph_svc", "tweet_svc", *workers, "timeline_svc", VALKEY], config.port_base)
+    own = [] if config.valkey_url else [VALKEY]
+    at = _addresses(["graph_svc", "tweet_svc", *workers, "timeline_svc", *own], config.port_base)
     valkey_url = config.valkey_url or f"redis://{at[VALKEY]}/0"
     common = {
         **inherited,
@@ -86,6 +87,12 @@ def make(
         fanout=tuple(service(name) for name in workers),
         timeline=service("timeline_svc"),
     )
+
+
+def without_login(url: str) -> str:
+    """As it may be shown."""
+    kind, slashes, place = url.partition("://")
+    return kind + slashes + place.rpartition("@")[2]
 
 
 SET_HERE = frozenset(

@@ -96,7 +96,7 @@ def _safe(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     def attempt(data: bytes) -> Any:
         try:
             return deserialize(data)
-        except Exception:
+        except Exception:  # whatever the parser finds wrong with foreign bytes
             return _Undecodable()
 
     return attempt

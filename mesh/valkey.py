@@ -79,24 +79,25 @@ class Valkey:
         self._away = False
         self._look_again = 0.0
         self._shared: Connection | None = None
-        self._connecting: asyncio.Task[Connection] | None = None
+        self._connecting: asyncio.Task[None] | None = None
         self._idle: list[Connection] = []
 
     async def _connect(self) -> Connection:
         connection, self.run_id = await connect(self._url, self._timeout_seconds)
         return connection
 
+    async def _connect_shared(self) -> None:
+        try:
+            self._shared = await self._connect()
+        finally:
+            self._connecting = None
+
     async def _connection(self) -> Connection:
         """The one that all share; who needs it while it's being made waits for the same."""
         if self._shared is None or self._shared.is_lost:
-            if self._connecting is None:
-                self._connecting = asyncio.ensure_future(self._connect())
-            connecting = self._connecting
-            try:
-                self._shared = await asyncio.shield(connecting)
-            finally:
-                if connecting.done() and self._connecting is connecting:
-                    self._connecting = None
+            self._connecting = self._connecting or asyncio.ensure_future(self._connect_shared())
+            await asyncio.shield(self._connecting)
+        assert self._shared is not None
         return self._shared
 
     async def _execute(self, commands: Sequence[Command]) -> list[Any]:

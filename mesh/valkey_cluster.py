@@ -139,8 +139,8 @@ class ValkeyCluster(Valkey):
         await asyncio.gather(*(node.close() for node in self._nodes.values()))
 
     async def call_blocking(self, *command: str | bytes | int | float) -> Any:
-        """Not on a cluster."""
-        raise NotImplementedError
+        """Only a log waits in a server, and a cluster holds none: the configuration sees to that."""
+        raise TypeError("a cluster holds no log")
 
     # ---- Sending -----------------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class ValkeyCluster(Valkey):
         await asyncio.shield(self._looking)
 
     async def _learn_owners(self) -> None:
-        for address in dict.fromkeys([*self._owners_known(), *self._seeds]):
+        for address in dict.fromkeys([*self._owners, *self._seeds]):
             try:
                 told = await self._node(address).call("CLUSTER", "SLOTS")
             except (UnavailableError, ResponseError):
@@ -240,9 +240,6 @@ class ValkeyCluster(Valkey):
                 self._looked = time.monotonic()
                 return
         self._looked = time.monotonic()
-
-    def _owners_known(self) -> list[str]:
-        return list(dict.fromkeys(self._owners))
 
 
 def connect_to(url: str, *, key_prefix: str = "", libraries: Sequence[str] = ()) -> Valkey:

@@ -9,13 +9,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from typing import Generic, TypeVar
 
-from mesh.errors import ResourceExhaustedError, StarlingError
+from mesh.errors import ResourceExhaustedError, StarlingError, UnavailableError
 
 T = TypeVar("T")
 
 BATCH_MAX = 50
 CALLS_MAX = 500
-"""More are refused: they would take all the calls that a process may have."""
+"""That wait or are worked on, whether or not their callers are still there. More are refused: they would take all the
+calls that a process may have."""
 
 Work = Callable[[int, Sequence[int]], Awaitable[Sequence[T | StarlingError]]]
 """Of a tweet and some users: an outcome for each."""
@@ -46,10 +47,7 @@ class Together(Generic[T]):
             task.add_done_callback(self._tasks.discard)
         self._waiting[tweet_id].append((user_id, future))
         self._calls += 1
-        try:
-            return await future
-        finally:
-            self._calls -= 1
+        return await future
 
     async def _run(self, tweet_id: int) -> None:
         while batch := self._waiting[tweet_id][:BATCH_MAX]:
@@ -57,8 +55,15 @@ class Together(Generic[T]):
             outcomes: Sequence[T | BaseException]
             try:
                 outcomes = await self._work(tweet_id, [user_id for user_id, _ in batch])
-            except Exception as error:
+            except Exception as error:  # It is told to those who wait.
                 outcomes = [error] * len(batch)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                # Of something in it, as grpc.aio says of a call of its own.
+                outcomes = [UnavailableError("A piece of the work was cancelled.")] * len(batch)
+            self._calls -= len(batch)
             for (_, future), outcome in zip(batch, outcomes, strict=True):
                 if future.done():
                     continue

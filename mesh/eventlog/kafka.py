@@ -210,6 +210,12 @@ def connected(make: Callable[..., T], **settings: Any) -> T:
         raise
 
 
+def _unavailable(error: Exception) -> UnavailableError:
+    # Some errors' texts hold the whole request.
+    text = f"Kafka can't: {type(error).__name__}: {str(error)[:_TEXT_CHARS_MAX]}"
+    return UnavailableError(text, reason="KAFKA_UNAVAILABLE")
+
+
 class _Clients:
     """A client of kafka-python on a thread of its own: made when it is needed, dropped when it fails."""
 
@@ -233,9 +239,7 @@ class _Clients:
         except _ERRORS as error:
             self._close()
             self._look_again = time.monotonic() + _AWAY_SECONDS
-            # Some errors' texts hold the whole request.
-            text = f"Kafka can't: {type(error).__name__}: {str(error)[:_TEXT_CHARS_MAX]}"
-            raise UnavailableError(text, reason="KAFKA_UNAVAILABLE") from error
+            raise _unavailable(error) from error
 
     def _close(self) -> None:
         if self._client:
@@ -415,11 +419,11 @@ class KafkaProducer:
 class KafkaLagReader:
     """Sees a group's lag, without being in it."""
 
-    def __init__(self, cluster: Kafka, topics: Sequence[Topic], group: str, *, clock: Clock | None = None) -> None:
+    def __init__(self, cluster: Kafka, topics: Sequence[Topic], group: str) -> None:
         self._cluster = cluster
         self._topics = topics
         self._group = group
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
 
     async def lag(self) -> list[Lag]:
         """From the first record that isn't committed on; a group that never committed is at the oldest one."""
@@ -463,7 +467,6 @@ class KafkaConsumer:
         name: str,
         dead_letters: Topic,
         claim_seconds: float = CLAIM_SECONDS,
-        session_seconds: float = SESSION_SECONDS,
         poll_interval_seconds: float = POLL_INTERVAL_SECONDS,
         window: int = WINDOW,
         clock: Clock | None = None,
@@ -474,7 +477,6 @@ class KafkaConsumer:
         self._group = cluster.group(group, topic.name)
         self._dead_letters = dead_letters
         self._claim_seconds = claim_seconds
-        self._session_seconds = session_seconds
         self._poll_interval_seconds = poll_interval_seconds
         # A partition is full when it mightn't have room for what the next turn brings.
         self._turn_records = min(_TURN_RECORDS_MAX, max(1, window // 4))
@@ -541,10 +543,12 @@ class KafkaConsumer:
         await self._flush()
         partitions = self._cluster.partitions([self._topic])
         async with self._turning:
-            await self._on_thread(self._leave)
-            self._progress.clear()
             try:
+                await self._on_thread(self._leave)
+                self._progress.clear()
                 await self._cluster.look(lambda looker: looker.rewind(self._group, partitions, since_ms))
+            except _ERRORS as error:
+                raise _unavailable(error) from error
             finally:
                 await self._on_thread(self._join)
 
@@ -596,7 +600,9 @@ class KafkaConsumer:
             try:
                 async with self._turning:
                     self._settle(await self._on_thread(self._turn))
-            except Exception as error:
+            except Exception as error:  # Whatever is wrong with a client, another one may do.
+                if self._closing:
+                    return
                 log.warning("%s: the consumer begins anew: %r", self._topic.name, error, exc_info=error)
                 await self._on_thread(self._close_client)
                 self._settle(_Turn())
@@ -740,8 +746,8 @@ class KafkaConsumer:
             enable_auto_commit=False,
             allow_auto_create_topics=False,
             partition_assignment_strategy=[self._assignor],
-            session_timeout_ms=int(self._session_seconds * 1000),
-            heartbeat_interval_ms=min(1_000, int(self._session_seconds * 1000) // 3),
+            session_timeout_ms=int(SESSION_SECONDS * 1000),
+            heartbeat_interval_ms=1_000,
             max_poll_interval_ms=int(self._poll_interval_seconds * 1000),
             fetch_max_bytes=4 << 20,
             max_partition_fetch_bytes=1 << 18,
@@ -762,8 +768,9 @@ class KafkaConsumer:
         self._assignor.member_assignment = None
         if not client:
             return ""
-        member_id = str(client.group_metadata().member_id)
-        with suppress(*_ERRORS):
+        member_id = ""
+        with suppress(Exception):  # It may be broken in any way: that is why it is closed.
+            member_id = str(client.group_metadata().member_id)
             client.close(autocommit=False, timeout_ms=int(_CLOSE_SECONDS * 1000))
         self._client = None
         return member_id

@@ -416,6 +416,15 @@ async def test_a_storm_waits_at_the_door_and_not_for_ever(mesh: Mesh, monkeypatc
     await mesh.retweet(late, tweet.tweet_id)
 
 
+async def test_a_hot_tweet_that_is_retweeted_through_a_retweet_of_it_is_as_hot(mesh: Mesh) -> None:
+    author, *others = await people(mesh, HOT_RETWEETS + 2)
+    tweet = await mesh.post(author)
+    made = [await mesh.retweet(other, tweet.tweet_id) for other in others[:HOT_RETWEETS]]
+    through = await mesh.retweet(others[-1], made[0].tweet_id)
+    assert through.retweeted_tweet_id == tweet.tweet_id
+    assert [row.tweet_id for row in await mesh.tweet_store.unpublished(100, slow=True)] == [through.tweet_id]
+
+
 async def test_retweets_of_a_hot_tweet_keep_all_rules(mesh: Mesh) -> None:
     author, blocked, *others = await people(mesh, HOT_RETWEETS + 4)
     tweet = await mesh.post(author)

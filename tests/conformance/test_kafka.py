@@ -86,7 +86,7 @@ async def test_many_that_start_at_once_make_a_topic_once(kafka_cluster: Cluster)
     try:
         await asyncio.gather(*(cluster.make([topic]) for cluster in clusters))
         await asyncio.gather(*(KafkaProducer(one, [topic]).publish("notes", numbered(1)) for one in clusters))
-        [*lags] = await KafkaLagReader(clusters[0], [topic], GROUP).lag()
+        lags = await KafkaLagReader(clusters[0], [topic], GROUP).lag()
         assert sum(lag.messages for lag in lags) == 6
     finally:
         await asyncio.gather(*(cluster.close() for cluster in clusters))

@@ -13,6 +13,7 @@ from backends import valkey_cluster as backend
 from backends.servers import Cluster
 from mesh import caches
 from mesh.caches.bodies import Bodies
+from mesh.caches.counts import Counts, Tally
 from mesh.caches.viewer_versions import ViewerVersions
 from mesh.clock import SystemClock
 from mesh.errors import UnavailableError
@@ -99,6 +100,24 @@ async def test_what_is_cached_of_many_tweets_comes_in_the_order_asked_for(valkey
         assert versions.parse(viewer, await valkey.call(*versions.get_command(viewer))) == viewer
     await versions.invalidate(range(1, 30))
     assert await valkey.call(*versions.get_command(5)) is None
+
+
+async def test_counts_of_tweets_on_all_masters_are_flushed_once(valkey: ValkeyCluster) -> None:
+    counts = Counts(valkey)
+    tweets = SNOWFLAKES[:100]
+    await counts.add({tweet: Tally(likes=number, quotes=1) for number, tweet in enumerate(tweets, 1)})
+    flushed: dict[int, Tally] = {}
+    for shard in counts.shards:
+        while flush := await shard.take():
+            flushed.update(flush.sums)
+            await shard.finish(flush)
+    assert flushed == {tweet: Tally(likes=number, quotes=1) for number, tweet in enumerate(tweets, 1)}
+    for shard, some in counts.by_shard(tweets).items():
+        found = await shard.find(some)
+        await shard.fill({tweet: flushed[tweet] for tweet in some}, found, added=True)
+    assert {tweet: known.likes for tweet, known in (await counts.get(tweets)).items()} == {
+        tweet: number for number, tweet in enumerate(tweets, 1)
+    }
 
 
 async def test_a_master_that_has_lost_its_functions_gets_them_again(valkey: ValkeyCluster) -> None:

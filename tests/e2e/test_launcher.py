@@ -7,12 +7,14 @@ import socket
 import stat
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import grpc
 import pytest
 
 from launcher.children import restart_delay_seconds
 from launcher.output import Output, lines
+from launcher.plan import SLOW_WORKER
 from tests.e2e.conftest import RunningMesh, alive
 from tests.waiting import eventually
 
@@ -23,7 +25,8 @@ async def test_everything_serves_and_the_banner_says_what_to_try(running_mesh: R
     async with running_mesh.client() as client:
         assert await client.health() == dict.fromkeys(SERVICES, "SERVING")
         log = running_mesh.log()
-        assert all(f"    {name:<16}  {target}\n" in log for name, target in client.targets.named().items())
+        width = len(SLOW_WORKER)
+        assert all(f"    {name:<{width}}  {target}\n" in log for name, target in client.targets.named().items())
     assert "user create alice" in log
     assert f"export STARLING_DATA={running_mesh.folder.path}" in log
     assert set(running_mesh.pids) == {"launcher", "valkey", *SERVICES}
@@ -34,6 +37,17 @@ def test_secrets_are_readable_by_their_owner_only_and_never_shown(running_mesh: 
     mode = (running_mesh.folder.path / "secrets.json").stat().st_mode
     assert stat.S_IMODE(mode) == 0o600
     assert secrets.auth_secret not in running_mesh.log() + repr(secrets)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of a process's policy and environment")
+def test_what_may_wait_has_a_worker_of_its_own_which_gives_way(running_mesh: RunningMesh) -> None:
+    topics: dict[str, str] = {}
+    for name, pid in running_mesh.pids.items():
+        if name.startswith("fanout_svc"):
+            environment = Path(f"/proc/{pid}/environ").read_text()
+            topics[name] = environment.partition("STARLING_FANOUT_TOPICS=")[2].partition("\0")[0]
+        assert os.sched_getscheduler(pid) == (os.SCHED_IDLE if name == SLOW_WORKER else os.SCHED_OTHER), name
+    assert topics == {"fanout_svc": "tweet-fanout,fanout-tasks", SLOW_WORKER: "fanout-tasks-slow"}
 
 
 @pytest.mark.parametrize("name", ["fanout_svc", "graph_svc"])

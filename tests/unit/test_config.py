@@ -3,6 +3,7 @@
 import pytest
 
 from graph_svc.__main__ import GraphConfig
+from launcher.plan import without_login
 from mesh.config import Config, Where, load
 from mesh.eventlog.choice import open_log
 from mesh.eventlog.kafka import KafkaProducer
@@ -65,7 +66,9 @@ def test_a_cluster_of_valkey_wants_another_log(
         load(Config)
     assert "configuration: STARLING_EVENTLOG_URL: " in capsys.readouterr().err
     environment.setenv("STARLING_EVENTLOG_URL", "kafka://a:1")
-    assert isinstance(connect_to(load(Config).valkey_url), ValkeyCluster)
+    url = load(Config).valkey_url
+    assert isinstance(connect_to(url), ValkeyCluster)
+    assert without_login(url) == "valkey-cluster://a:1,b.example:2"
 
 
 def test_the_log_is_chosen_by_its_variable(environment: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import pytest
 
 from mesh import principals
-from mesh.errors import NotFoundError, StarlingError, UnavailableError
+from mesh.errors import NotFoundError, ResourceExhaustedError, StarlingError, UnavailableError
 from tests.waiting import turns
+from tweet_svc import together as together_module
 from tweet_svc.together import BATCH_MAX, Together
 
 
@@ -67,3 +68,36 @@ async def test_a_caller_that_goes_leaves_the_others_their_outcomes() -> None:
     with pytest.raises(asyncio.CancelledError):
         await calls[0]
     assert await calls[1] == "5 by 2"
+
+
+async def test_work_counts_until_it_is_done_without_its_callers_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(together_module, "CALLS_MAX", 3)
+    held = Held()
+    together = Together(held.work)
+    calls = [asyncio.create_task(together.call(5, user)) for user in (1, 2, 3)]
+    await turns(3)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    with pytest.raises(ResourceExhaustedError):
+        await together.call(5, 4)
+    held.let_go.set()
+    await turns(5)
+    assert await together.call(5, 4) == "5 by 4"
+
+
+async def test_a_piece_of_the_work_that_is_cancelled_ends_no_more_than_its_batch() -> None:
+    attempts: list[int] = []
+
+    async def work(tweet_id: int, user_ids: Sequence[int]) -> Sequence[str | StarlingError]:
+        attempts.append(tweet_id)
+        if len(attempts) == 1:
+            raise asyncio.CancelledError
+        return ["done"] * len(user_ids)
+
+    together = Together(work)
+    with pytest.raises(UnavailableError):
+        await together.call(5, 1)
+    assert await together.call(5, 1) == "done"

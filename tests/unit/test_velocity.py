@@ -68,6 +68,14 @@ async def test_the_window_is_counted_to_a_bucket(valkey: Valkey, seed: int) -> N
     assert await velocity.retweeted(6) is Heat.COLD
 
 
+async def test_many_retweets_are_counted_at_once(valkey: Valkey) -> None:
+    velocity = Velocity(valkey, ManualClock())
+    assert await velocity.retweeted(5, HOT_RETWEETS - 1) is Heat.COLD
+    assert not velocity.is_hot(5)
+    assert await velocity.retweeted(5) is Heat.HEATED
+    assert velocity.is_hot(5)
+
+
 async def test_a_window_is_bounded_and_forgotten(valkey: Valkey) -> None:
     clock = ManualClock()
     velocity = Velocity(valkey, clock)
