@@ -28,7 +28,7 @@ from typing import NamedTuple, TypeVar
 from graph_svc.cassandra_modes import STATEMENTS as MODES_STATEMENTS
 from graph_svc.cassandra_modes import CassandraAuthorModes, size_class
 from graph_svc.store import ImportCounts, Limits, User, ViewerContext
-from mesh.cassandra import PARTITIONS_AT_ONCE, Cassandra, Statement, each, key, parts
+from mesh.cassandra import PAGE_ROWS, PARTITIONS_AT_ONCE, Cassandra, Statement, each, key, parts
 from mesh.cassandra_leases import STATEMENTS as LEASES_STATEMENTS
 from mesh.cassandra_leases import CassandraWorkerLeases
 from mesh.errors import (
@@ -158,7 +158,6 @@ _FOLLOWS_AT_ONCE = 100
 _IMPORTERS_AT_ONCE = 16
 _ROUNDS_MAX = 20
 _CONTEXT_TRIES = 6
-_PAGE_ROWS = 5_000
 _BIG_MARGIN = 16
 """So many followers after a power of two write it down: one that dies is made good by the next."""
 _KNOWN_MAX = 100_000
@@ -708,8 +707,8 @@ class CassandraGraphStore(CassandraWorkerLeases, CassandraAuthorModes):
         """See the port. A bucket is asked for more where its first part was used up."""
         buckets = await self._buckets(user_id)
         part = min(limit, 8 + 2 * limit // max(1, buckets))
-        parts = await each(lambda bucket: self.followers(user_id, bucket, after_id, part), range(buckets))
-        heads = [(ids[0], bucket, 0) for bucket, ids in enumerate(parts) if ids]
+        pages = await each(lambda bucket: self.followers(user_id, bucket, after_id, part), range(buckets))
+        heads = [(ids[0], bucket, 0) for bucket, ids in enumerate(pages) if ids]
         heapq.heapify(heads)
         found: list[int] = []
         while heads and len(found) < limit:
@@ -717,9 +716,9 @@ class CassandraGraphStore(CassandraWorkerLeases, CassandraAuthorModes):
             found.append(follower_id)
             at += 1
             if at == part:
-                parts[bucket], at = await self.followers(user_id, bucket, follower_id, part), 0
-            if at < len(parts[bucket]):
-                heapq.heappush(heads, (parts[bucket][at], bucket, at))
+                pages[bucket], at = await self.followers(user_id, bucket, follower_id, part), 0
+            if at < len(pages[bucket]):
+                heapq.heappush(heads, (pages[bucket][at], bucket, at))
         return found
 
     async def list_following(self, user_id: int, after_id: int, limit: int) -> list[int]:
@@ -756,7 +755,7 @@ class CassandraGraphStore(CassandraWorkerLeases, CassandraAuthorModes):
                 return None
             if not _fits(me):
                 continue
-            if len(rows) >= _PAGE_ROWS:
+            if len(rows) >= PAGE_ROWS:
                 last = await self._database.row(_REVISION, key(viewer_id))
                 if last is None or last[0] != me.revision:
                     continue

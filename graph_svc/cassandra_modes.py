@@ -274,8 +274,11 @@ class CassandraAuthorModes:
         modes = await self._fresh()
         if modes.last_sequence <= after_sequence:
             return []
+        # One that is later than the head that was read is told with those before it.
         changes = sorted((author.sequence, author_id, author.mode) for author_id, author in modes.authors.items())
-        return [ModeChange(*change) for change in changes if change[0] > max(after_sequence, 0)][:limit]
+        return [ModeChange(*change) for change in changes if max(after_sequence, 0) < change[0] <= modes.last_sequence][
+            :limit
+        ]
 
     async def mode_sequence(self) -> int:
         """See the port."""

@@ -11,6 +11,7 @@ import asyncio
 import sys
 import time
 from collections import Counter
+from collections.abc import Awaitable
 
 from pydantic import Field
 
@@ -66,19 +67,20 @@ class Reconciler:
             await self._database.write(_NOTE, name, _FIRST)
 
     async def _range(self, name: str, after: int, to: int) -> None:
-        begun, before = time.monotonic(), self.looked_at
         if name == "followers":
             for followee_id, bucket in await self._database.rows(_BUCKETS, after, to):
-                self._count(await self._store.reconcile_bucket(followee_id, bucket))
+                await self._count(self._store.reconcile_bucket(followee_id, bucket))
         else:
             for (user_id,) in await self._database.rows(_USERS, after, to):
-                self._count(await self._store.reconcile_user(user_id))
-        rest = (self.looked_at - before) / self._rows_per_second - (time.monotonic() - begun)
-        await asyncio.sleep(max(0.0, rest))
+                await self._count(self._store.reconcile_user(user_id))
 
-    def _count(self, result: tuple[int, Counter[Leftover]]) -> None:
-        self.looked_at += result[0]
-        self.mended += result[1]
+    async def _count(self, work: Awaitable[tuple[int, Counter[Leftover]]]) -> None:
+        """One partition's, and a rest as long as its rows may take."""
+        begun = time.monotonic()
+        rows, mended = await work
+        self.looked_at += rows
+        self.mended += mended
+        await asyncio.sleep(max(0.0, rows / self._rows_per_second - (time.monotonic() - begun)))
 
 
 async def _main(config: ReconcileConfig, database: Cassandra) -> None:

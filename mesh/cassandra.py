@@ -54,7 +54,7 @@ AT_ONCE = 64
 PARTITIONS_AT_ONCE = 25
 """Read by one statement where many are: each statement costs this process more than it costs the servers."""
 _IN_FLIGHT_MAX = 512
-_PAGE_ROWS = 5_000
+PAGE_ROWS = 5_000
 _SPECULATE_SECONDS = 0.15
 _RETRIES = 2
 _ATTEMPTS_MAX = 200
@@ -170,7 +170,7 @@ class Cassandra:
                         qualified = _TABLE.sub(rf"\g<0>{self._where.keyspace}.", statement.cql)
                         prepared = self._session.prepare(qualified)
                         prepared.is_idempotent = not statement.conditional
-                        prepared.fetch_size = _PAGE_ROWS
+                        prepared.fetch_size = PAGE_ROWS
                         self._prepared[statement] = prepared
                 self._is_open = True
             except InvalidRequest as error:
@@ -266,15 +266,14 @@ class Cassandra:
 
     async def _send(self, query: BoundStatement | BatchStatement) -> list[Row]:
         """The one way out: a future of the driver's threads, awaited. Raises the driver's errors."""
-        seconds = remaining(TIMEOUT_SECONDS)
-        if not seconds:
-            raise UnavailableError("The deadline is over.", reason="STORE_UNAVAILABLE")
         assert self._session is not None, "open"
         rows: list[Row] = []
         state: bytes | None = None
         async with self._in_flight:
             while True:
-                future = self._session.execute_async(query, timeout=remaining(TIMEOUT_SECONDS), paging_state=state)
+                if not (seconds := remaining(TIMEOUT_SECONDS)):
+                    raise UnavailableError("The deadline is over.", reason="STORE_UNAVAILABLE")
+                future = self._session.execute_async(query, timeout=seconds, paging_state=state)
                 page, state = await first_answer(future)
                 rows += page
                 if state is None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import NAMESPACE_URL, uuid5
 
-from cassandra import AlreadyExists, ConsistencyLevel
+from cassandra import AlreadyExists, ConsistencyLevel, OperationTimedOut, WriteTimeout
 from cassandra.cluster import Session
 from cassandra.query import SimpleStatement
 
@@ -78,9 +78,10 @@ def _lease(session: Session) -> Iterator[str]:
     take = f"INSERT INTO schema_lease (only, holder) VALUES (1, %s) IF NOT EXISTS USING TTL {_LEASE_SECONDS}"
     end = time.monotonic() + _WAIT_SECONDS
     while True:
-        row = session.execute(take, (holder,)).one()
-        if row[0] or row[-1] == holder:
-            break
+        with suppress(WriteTimeout, OperationTimedOut):  # The answer is lost: the next one tells.
+            row = session.execute(take, (holder,)).one()
+            if row[0] or row[-1] == holder:
+                break
         if time.monotonic() > end:
             raise UnavailableError("Another migration doesn't end.", reason="SCHEMA_LOCKED")
         time.sleep(_POLL_SECONDS)

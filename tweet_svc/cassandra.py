@@ -91,13 +91,8 @@ _NEXT_REQUEST = Statement(
     " WHERE user_id = ? AND request_id = ? IF event_id = ?",
     conditional=True,
 )
-_LIKE = Statement(
-    "UPDATE likes_by_user SET liked = true, op = ? WHERE user_id = ? AND tweet_id = ? IF liked != true",
-    conditional=True,
-)
-_UNLIKE = Statement(
-    "UPDATE likes_by_user SET liked = false, op = ? WHERE user_id = ? AND tweet_id = ? IF liked = true",
-    conditional=True,
+_SET_LIKE = Statement(
+    "UPDATE likes_by_user SET liked = ?, op = ? WHERE user_id = ? AND tweet_id = ? IF op = ?", conditional=True
 )
 _LIKES = Statement("SELECT tweet_id, liked, op FROM likes_by_user WHERE user_id = ? AND tweet_id IN ?")
 _COUNTS = Statement(f"SELECT {', '.join(Tally._fields)}, flushes FROM tweet_counts WHERE tweet_id = ?")
@@ -119,13 +114,14 @@ _END_FLUSH = Statement("UPDATE count_flushes SET added = true WHERE flush_id = ?
 _STATEMENTS = (
     *(_SELECT, _SELECT_MANY, _BEAR, _ERASE, _FIRST_HEAD, _NEXT_HEAD, _LIST, _UNLIST, _LISTED, _REVISE, _REVISIONS),
     *(_FORGET_REVISIONS, _RETWEET, _FIRST_RETWEET, _NEXT_RETWEET, _REQUEST, _FIRST_REQUEST, _NEXT_REQUEST),
-    *(_LIKE, _UNLIKE, _LIKES, _COUNTS, _FIRST_COUNTS, _NEXT_COUNTS, _FLUSH, _BEGIN_FLUSH, _END_FLUSH),
+    *(_SET_LIKE, _LIKES, _COUNTS, _FIRST_COUNTS, _NEXT_COUNTS, _FLUSH, _BEGIN_FLUSH, _END_FLUSH),
     *OUTBOX_STATEMENTS,
     *LEASES_STATEMENTS,
 )
 _FLUSHES_KEPT_MS = 86_400_000
-_FLUSHES_PER_TWEET = 16
-"""A tweet's row names so many flushes: one that died is added before so many others are."""
+_FLUSHES_PER_TWEET = 256
+"""A tweet's row names so many flushes. While Valkey is away each change is one; a flush that died before is added again
+when Valkey is back, which must not be after more of them."""
 _EDITS_MAX = 8
 _LISTED_MAX = 5_000
 _CLOCKS_DIFFER_MS = 3_600_000
@@ -262,7 +258,7 @@ class CassandraTweetStore(CassandraWorkerLeases):
             case EventKind.CREATED:
                 await self._bear(_from_json(body["tweet"]))
             case EventKind.UPDATED:
-                if await self._edit(event_id, body) is None:
+                if not await self._edit(event_id, body):
                     return None
             case EventKind.DELETED:
                 await self._end(event_id, body["tweet_id"])
@@ -356,13 +352,13 @@ class CassandraTweetStore(CassandraWorkerLeases):
     ) -> list[list[int]]:
         """See the port. Authors of whom the same is asked are asked together, a year at a time."""
         found: list[list[int]] = [[] for _ in author_ids]
-        # No tweet is younger than now, but for clocks that aren't quite right, or older than its author.
+        # No tweet is younger than now, but for clocks that aren't quite right.
         newest = _year_of_ms(self._clock.now_ms() + _CLOCKS_DIFFER_MS)
         asked = [
             _Asked(index, newest, *one) for index, one in enumerate(zip(author_ids, below_ids, limits, strict=True))
         ]
         asked = [replace(one, year=min(one.year, _year(one.below_id))) for one in asked]
-        while asked := [one for one in asked if one.limit > 0 and one.year >= _year(one.author_id)]:
+        while asked := [one for one in asked if one.limit > 0 and one.year >= _oldest_year(one.author_id)]:
             # Each round every author goes further down, to the year before, or ends.
             groups: dict[tuple[int, int, int], list[_Asked]] = {}
             for one in asked:
@@ -428,13 +424,13 @@ class CassandraTweetStore(CassandraWorkerLeases):
         assert ended.tweet.deleted
         return Change(ended.tweet, changed=ended.event_id == event_id)
 
-    async def _end(self, event_id: int, tweet_id: int) -> _Known | None:
+    async def _end(self, event_id: int, tweet_id: int) -> None:
         """Set the flag, then erase."""
 
-        async def attempt(serially: bool) -> tuple[_Known | None] | None:
+        async def attempt(serially: bool) -> tuple[StoredTweet | None] | None:
             known = await self._known(tweet_id, serially=serially)
             if known is None or known.tweet.deleted:
-                return (known,)
+                return (known.tweet if known else None,)
             after = replace(
                 known.tweet,
                 text="",
@@ -444,13 +440,11 @@ class CassandraTweetStore(CassandraWorkerLeases):
                 version=known.tweet.version + 1,
                 deleted=True,
             )
-            applied = await self._put_head(known, after, event_id)
-            return (_Known(after, event_id, has_head=True),) if applied else None
+            return (after,) if await self._put_head(known, after, event_id) else None
 
-        (known,) = await self._database.settled(("tweet", tweet_id), attempt)
-        if known:
-            await self._erase(known.tweet)
-        return known
+        (ended,) = await self._database.settled(("tweet", tweet_id), attempt)
+        if ended:
+            await self._erase(ended)
 
     async def _erase(self, tweet: StoredTweet) -> None:
         tweet_id = key(tweet.tweet_id)
@@ -481,15 +475,15 @@ class CassandraTweetStore(CassandraWorkerLeases):
             await self._outbox.void(event_id)
         raise UnavailableError("Too many edits at once.", reason="STORE_BUSY")
 
-    async def _edit(self, event_id: int, body: dict[str, Any]) -> _Known | None:
-        """None: another edit, or the deletion, came first."""
+    async def _edit(self, event_id: int, body: dict[str, Any]) -> bool:
+        """False: another edit, or the deletion, came first."""
 
-        async def attempt(serially: bool) -> tuple[_Known | None] | None:
+        async def attempt(serially: bool) -> bool | None:
             known = await self._known(body["tweet_id"], serially=serially)
             if known is None or known.event_id == event_id:
-                return (known,)
+                return known is not None
             if known.tweet.deleted or known.tweet.version != body["version"] - 1:
-                return (None,)
+                return False
             written = _present_revision(known.tweet)
             await self._database.write(
                 _REVISE, key(body["tweet_id"]), written.version, written.text, written.written_ms
@@ -497,11 +491,9 @@ class CassandraTweetStore(CassandraWorkerLeases):
             text, edited_ms = body["text"], body["edited_ms"]
             after = replace(known.tweet, text=text, edited_ms=edited_ms, version=body["version"])
             after = replace(after, mentions=tuple(body["mentions"]))
-            applied = await self._put_head(known, after, event_id)
-            return (_Known(after, event_id, has_head=True),) if applied else None
+            return await self._put_head(known, after, event_id) or None
 
-        (known,) = await self._database.settled(("tweet", body["tweet_id"]), attempt)
-        return known
+        return await self._database.settled(("tweet", body["tweet_id"]), attempt)
 
     async def _put_head(self, before: _Known, after: StoredTweet, event_id: int) -> bool:
         columns = (after.text, ",".join(after.mentions), after.version, after.deleted, after.edited_ms, event_id)
@@ -514,21 +506,22 @@ class CassandraTweetStore(CassandraWorkerLeases):
 
     async def like(self, user_id: int, tweet_id: int) -> bool:
         """See the port."""
-        return await self._set_like(_LIKE, key(user_id), key(tweet_id))
+        return await self._set_like(key(user_id), key(tweet_id), liked=True)
 
     async def unlike(self, user_id: int, tweet_id: int) -> bool:
         """See the port."""
-        return await self._set_like(_UNLIKE, key(user_id), key(tweet_id))
+        return await self._set_like(key(user_id), key(tweet_id), liked=False)
 
-    async def _set_like(self, statement: Statement, user_id: int, tweet_id: int) -> bool:
+    async def _set_like(self, user_id: int, tweet_id: int, *, liked: bool) -> bool:
         op = secrets.randbits(62)
 
-        async def attempt(serially: bool) -> bool:
-            if serially:
-                row = await self._database.row(_LIKES, user_id, [tweet_id], serially=True)
-                if row and row[2] == op:
-                    return True
-            return await self._database.apply((statement, (op, user_id, tweet_id)))
+        async def attempt(serially: bool) -> bool | None:
+            row = await self._database.row(_LIKES, user_id, [tweet_id], serially=serially)
+            if bool(row and row[1]) is liked:
+                return bool(row and row[2] == op)
+            # On the very write that was read: one that comes late finds another, even where a like stands as before.
+            before = row[2] if row else None
+            return await self._database.apply((_SET_LIKE, (liked, op, user_id, tweet_id, before))) or None
 
         return await self._database.settled(("like", user_id), attempt)
 
@@ -679,6 +672,11 @@ def _plus(tally: Tally, change: Tally) -> Tally:
 
 def _year_of_ms(time_ms: int) -> int:
     return datetime.fromtimestamp(time_ms / 1_000, UTC).year
+
+
+def _oldest_year(author_id: int) -> int:
+    """Of the author's tweets: no older than the author, but for clocks that aren't quite right."""
+    return _year_of_ms(time_ms_of(key(author_id)) - _CLOCKS_DIFFER_MS)
 
 
 def _year(snowflake: int) -> int:

@@ -5,7 +5,7 @@ publishes from there. What a process that died has left is found by the sweep of
 old and not published. It completes their write, and only then lets them be published.
 
 Nothing is deleted row by row, and no partition is read that is old: `outbox_minutes` tells which there are, from
-`outbox_lows` on. The clocks only choose partitions; a clock that is wrong by less than an hour loses nothing.
+`outbox_lows` on. The clocks only choose partitions; a clock that is wrong by less than ten minutes loses nothing.
 
 A row is published when it says so in the log's present incarnation, or says that it was before `since_ms` of the last
 change. So a new incarnation is one conditional write, and marks that come late, of the log that is gone, count for
@@ -252,7 +252,8 @@ class Outbox:
         closed = (partition.minute + 1) * _MINUTE_US // 1_000 < now_ms - _CLOSED_MS
         # Until a minute is closed only its end is looked at, again and again; then once more all of it.
         after = 0 if closed or again else self._read_to.get(partition, 0)
-        left, taken, all_before = 0, 0, True
+        left, all_before = 0, True
+        todo: list[tuple[int, str, bool]] = []
         for event_id, published, body in await self._database.rows(_MINUTE, *partition.key, after):
             age_ms = now_ms - (event_id >> _TAG_BITS) // 1_000
             if body is None or self._is_over(published):
@@ -261,10 +262,16 @@ class Outbox:
                     self._read_to[partition] = event_id
                 continue
             left, all_before = left + 1, False
-            if bool(published) < again or event_id in self._waiting[partition.slow] or taken >= _ADOPT_MAX:
+            if bool(published) < again or event_id in self._waiting[partition.slow] or len(todo) >= _ADOPT_MAX:
                 continue
             if published or age_ms >= self._adopt_after_ms:
-                taken += await self._adopt(event_id, json.loads(body), again=bool(published))
+                todo.append((event_id, body, bool(published)))
+
+        async def adopt(row: tuple[int, str, bool]) -> bool:
+            event_id, body, published = row
+            return await self._adopt(event_id, json.loads(body), again=published)
+
+        taken = sum(await each(adopt, todo))
         if closed and not left and log == self._log:
             self._drained[partition] = writers
         return taken

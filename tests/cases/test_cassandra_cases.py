@@ -306,7 +306,7 @@ async def test_a_follow_after_a_block_that_died_is_refused_or_stands_as_the_bloc
 async def test_an_answer_that_is_lost_is_found_out_or_the_retry_is_right(
     database: Cassandra, keyspace: Keyspace, name: str, when: str
 ) -> None:
-    """X7: counts are edges, and of the two calls one says that it was the one, whichever was applied."""
+    """X7: counts are edges, and of the two calls at most one says that it was the one, whichever was applied."""
     before, change = CHANGES[name]
     store = graph(database)
 
