@@ -1,5 +1,6 @@
 """What fan-out does with an event: pure. I/O gathers facts, `plan` decides, I/O acts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,11 +24,15 @@ class Author:
     bucket_count: int
     slow: bool = False
     """Fan-out is behind: tasks for this author's buckets may wait."""
+    followers: Sequence[int] | None = None
+    """All of them, where they are known already."""
 
     @classmethod
     def of(cls, reply: graph_pb2.GetAuthorModeResponse) -> "Author":
         """From what graph_svc says."""
-        return cls(reply.mode == graph_pb2.AUTHOR_MODE_PULL, reply.age_seconds, reply.bucket_count, reply.slow)
+        followers = reply.followers.follower_ids if reply.HasField("followers") else None
+        pulled = reply.mode == graph_pb2.AUTHOR_MODE_PULL
+        return cls(pulled, reply.age_seconds, reply.bucket_count, reply.slow, followers)
 
 
 class Action(Enum):

@@ -21,11 +21,11 @@ class Peers:
         self._tweets = tweet_pb2_grpc.TweetServiceStub(tweets)
         self._credentials = credentials
 
-    async def mode(self, author_id: int) -> graph_pb2.GetAuthorModeResponse:
-        """An author's mode, read afresh."""
+    async def mode(self, author_id: int, followers_below: int = 0) -> graph_pb2.GetAuthorModeResponse:
+        """An author's mode, read afresh, and in the same call the followers of an author who has but few."""
         with translated("graph_svc"):
             return await self._graph.GetAuthorMode(
-                graph_pb2.GetAuthorModeRequest(author_id=author_id),
+                graph_pb2.GetAuthorModeRequest(author_id=author_id, followers_below=followers_below),
                 timeout=_CALL_SECONDS,
                 metadata=self._credentials.metadata(),
             )

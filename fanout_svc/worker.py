@@ -29,6 +29,8 @@ from starling.event.v1 import event_pb2
 log = logging.getLogger(__name__)
 
 IN_HAND_MAX = 32
+FEW_FOLLOWERS = 1_024
+"""With fewer, an author's followers come with the mode: one call for most authors' tweets."""
 _POLL_SECONDS = 0.5
 _RENEW_SECONDS = 3.0
 _BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -91,6 +93,7 @@ class Worker:
         figures: Figures,
         deliveries: Deliveries | None = None,
         in_hand_max: int = IN_HAND_MAX,
+        few_followers: int = FEW_FOLLOWERS,
     ) -> None:
         self._consumer = consumer
         self._producer = producer
@@ -101,6 +104,7 @@ class Worker:
         self._figures = figures
         self._deliveries = deliveries or Deliveries()
         self._in_hand_max = in_hand_max
+        self._few_followers = few_followers
         self._in_hand: dict[asyncio.Task[None], list[Record]] = {}
 
     async def batches(self, records: Sequence[Record]) -> list[Batch]:
@@ -135,7 +139,7 @@ class Worker:
 
     async def _act(self, batch: Batch) -> None:
         event, tweet_ids = batch.event, batch.tweet_ids
-        author = core.Author.of(await self._peers.mode(event.author_id)) if core.needs_author(event) else None
+        author = await self._author(event) if core.needs_author(event) else None
         action = core.plan(event, author)
         if action in {Action.INLINE, Action.SPLIT, Action.OWN}:
             # What tweet_svc did inline, again, before anything else and before the event is acknowledged: an outage
@@ -144,6 +148,9 @@ class Worker:
             await self._timelines.push(own, tweet_ids)
             self._deliveries.delivered(tweet_ids, [event.author_id])
         match action:
+            case Action.INLINE if author and author.followers is not None:
+                if author.followers:
+                    await self._push(author.followers, tweet_ids)
             case Action.INLINE:
                 await self._deliver(event.author_id, None, tweet_ids)
             case Action.SPLIT if author:
@@ -159,16 +166,23 @@ class Worker:
             case Action.ERASE:
                 await self._bodies.put_deleted(event.deleted.tweet_id, event.deleted.version)
 
+    async def _author(self, event: event_pb2.TweetEvent) -> core.Author:
+        below = 0 if event.HasField("bucket") else self._few_followers
+        return core.Author.of(await self._peers.mode(event.author_id, below))
+
     async def _deliver(self, author_id: int, bucket: int | None, tweet_ids: Sequence[int]) -> None:
         async for chunk in self._peers.followers(author_id, bucket):
-            keys = [lists.home(follower_id) for follower_id in chunk]
-            hit = await self._timelines.push(keys, tweet_ids)
-            self._deliveries.delivered(tweet_ids, chunk)
-            if failpoints.ARMED:
-                failpoints.hit("between-batches")
-            now = self._clock.now_ms()
-            for tweet_id in tweet_ids:
-                self._figures.delivered(len(keys), hit, max(0, now - time_ms_of(tweet_id)) / 1_000)
+            await self._push(chunk, tweet_ids)
+
+    async def _push(self, follower_ids: Sequence[int], tweet_ids: Sequence[int]) -> None:
+        keys = [lists.home(follower_id) for follower_id in follower_ids]
+        hit = await self._timelines.push(keys, tweet_ids)
+        self._deliveries.delivered(tweet_ids, follower_ids)
+        if failpoints.ARMED:
+            failpoints.hit("between-batches")
+        now = self._clock.now_ms()
+        for tweet_id in tweet_ids:
+            self._figures.delivered(len(keys), hit, max(0, now - time_ms_of(tweet_id)) / 1_000)
 
     async def _split(self, author_id: int, tweet_ids: list[int], bucket_count: int, *, waits: bool) -> None:
         """The parent is acknowledged when its parts are in the log, which keeps them as it kept the parent."""

@@ -48,6 +48,7 @@ _BATCH_MAX = 100
 _EDGES_MAX = 1_000
 _PAGE_MAX = 1_000
 _CHECKS_MAX = 1_000
+_FOLLOWERS_BELOW_MAX = 4_096
 _WATCH_CHUNK = 4_096
 _WATCH_SECONDS = 8.0
 """A watch ends after so long, within the grace that an old connection has; the reader calls again."""
@@ -273,13 +274,20 @@ class GraphService(graph_pb2_grpc.GraphServiceServicer):
         author_id = checks.required_id("author_id", request.author_id)
         state = await self._author_state(author_id)
         self._mover.asked(author_id)
-        return graph_pb2.GetAuthorModeResponse(
+        response = graph_pb2.GetAuthorModeResponse(
             mode=core.mode_message(state.mode),
             epoch=state.epoch,
             age_seconds=max(0, self._clock.now_ms() - state.since_ms) / 1_000,
             bucket_count=state.bucket_count,
             slow=self._mover.pressure.slow and state.bucket_count > 1,
         )
+        below = min(request.followers_below, _FOLLOWERS_BELOW_MAX)
+        if below and state.bucket_count == 1 and state.mode is not Mode.PULL:
+            ids = await self._store.followers(author_id, 0, 0, below)
+            if len(ids) < below:
+                response.followers.follower_ids.extend(ids)
+                response.followers.SetInParent()
+        return response
 
     async def CompleteDrain(
         self, request: graph_pb2.CompleteDrainRequest, context: Any

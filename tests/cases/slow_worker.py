@@ -36,7 +36,7 @@ class SlowPeers:
     def __init__(self, journal: Path) -> None:
         self._journal = journal
 
-    async def mode(self, author_id: int) -> graph_pb2.GetAuthorModeResponse:
+    async def mode(self, author_id: int, followers_below: int = 0) -> graph_pb2.GetAuthorModeResponse:
         return graph_pb2.GetAuthorModeResponse(mode=graph_pb2.AUTHOR_MODE_PUSH, bucket_count=1)
 
     async def followers(self, author_id: int, bucket: int | None) -> AsyncIterator[Sequence[int]]:

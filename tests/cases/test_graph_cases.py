@@ -93,3 +93,20 @@ async def test_services_learn_of_blocks_and_mutes(mesh: Mesh) -> None:
     request = graph_pb2.CheckBlocksRequest(user_id=alice, other_ids=[dave, carol, bob, carol])
     reply = await mesh.graph.CheckBlocks(request, **mesh.as_(SERVICE))
     assert (list(reply.blocked_by_ids), list(reply.blocked_ids)) == ([carol], [bob])
+
+
+async def test_an_authors_mode_comes_with_the_followers_of_who_has_few(mesh: Mesh) -> None:
+    author, *others = await people(mesh, 5)
+
+    async def followers(below: int) -> list[int] | None:
+        request = graph_pb2.GetAuthorModeRequest(author_id=author, followers_below=below)
+        reply = await mesh.graph.GetAuthorMode(request, **mesh.as_(SERVICE))
+        return sorted(reply.followers.follower_ids) if reply.HasField("followers") else None
+
+    assert (await followers(0), await followers(100)) == (None, [])
+    in_one_bucket = others[: mesh.sizes.bucket_size]
+    for number, follower in enumerate(in_one_bucket, 1):
+        await mesh.follow(follower, author)
+        assert (await followers(number), await followers(number + 1)) == (None, sorted(others[:number]))
+    await mesh.follow(others[-1], author)
+    assert await followers(100) is None, "one bucket's followers aren't all"

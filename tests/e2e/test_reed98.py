@@ -39,6 +39,7 @@ OF_MODES = {
     ("operator", "graph.GetFanoutPolicy"),
     ("operator", "graph.UpdateFanoutPolicy"),
     ("service:fanout_svc", "graph.CompleteDrain"),
+    ("service:fanout_svc", "graph.StreamFollowers"),  # Where authors aren't moved, it is for who has more followers.
     ("service:fanout_svc", "tweet.StreamAuthorTweets"),
 }
 ROOT = Path(__file__).parents[2]

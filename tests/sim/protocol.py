@@ -83,6 +83,7 @@ def fan_out(w: World, user: int, tweet: int) -> Generator[str, None, bool]:
     """False: Valkey was away, and it must be tried again."""
     skips = skips_followers(w, user)
     buckets = range(w.graph.bucket_count[user])
+    followers = w.graph.followers(user, 0) if len(buckets) == 1 else None  # In the same call.
     yield "mode read"
     repeats_own = w.rules.own_pushes_repeated and (w.rules.own_pushes_in_every_mode or not skips)
     if w.away():
@@ -93,7 +94,7 @@ def fan_out(w: World, user: int, tweet: int) -> Generator[str, None, bool]:
     if skips:
         return True
     if len(buckets) == 1:
-        return (yield from push_bucket(w, user, 0, tweet))
+        return (yield from push_bucket(w, user, 0, tweet, followers))
     for bucket in buckets:
         w.tasks.publish(user, 0, bucket, tweet)
         yield "bucket's task published"
@@ -108,8 +109,10 @@ def skips_followers(w: World, user: int) -> bool:
     return mode.mode is Mode.PULL and (age_ms >= PULL_AGE_MS or not w.rules.skip_after_20_s)
 
 
-def push_bucket(w: World, user: int, bucket: int, tweet: int) -> Generator[str, None, bool]:
-    followers = w.graph.followers(user, bucket)
+def push_bucket(
+    w: World, user: int, bucket: int, tweet: int, known: list[int] | None = None
+) -> Generator[str, None, bool]:
+    followers = w.graph.followers(user, bucket) if known is None else known
     yield "followers read"
     if w.away():
         return False

@@ -657,16 +657,22 @@ class GetAuthorModeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     AUTHOR_ID_FIELD_NUMBER: _builtins.int
+    FOLLOWERS_BELOW_FIELD_NUMBER: _builtins.int
     author_id: _builtins.int
     """Required."""
+    followers_below: _builtins.int
+    """Also the followers, where they are fewer than so many and in one bucket, and the author isn't in PULL; at most
+    4,096 count. 0: the mode only.
+    """
     def __init__(
         self,
         *,
         author_id: _builtins.int = ...,
+        followers_below: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["author_id", b"author_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author_id", b"author_id", "followers_below", b"followers_below"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -683,6 +689,7 @@ class GetAuthorModeResponse(_message.Message):
     AGE_SECONDS_FIELD_NUMBER: _builtins.int
     BUCKET_COUNT_FIELD_NUMBER: _builtins.int
     SLOW_FIELD_NUMBER: _builtins.int
+    FOLLOWERS_FIELD_NUMBER: _builtins.int
     mode: Global___AuthorMode.ValueType
     """Never unspecified."""
     epoch: _builtins.int
@@ -693,6 +700,10 @@ class GetAuthorModeResponse(_message.Message):
     """Buckets of followers, at least 1; never falls."""
     slow: _builtins.bool
     """Fan-out is behind: bucket tasks of this author go to the slow topic."""
+    @_builtins.property
+    def followers(self) -> Global___AuthorFollowers:
+        """All of them, as of after the mode; absent where StreamFollowers must be asked."""
+
     def __init__(
         self,
         *,
@@ -701,14 +712,39 @@ class GetAuthorModeResponse(_message.Message):
         age_seconds: _builtins.float = ...,
         bucket_count: _builtins.int = ...,
         slow: _builtins.bool = ...,
+        followers: Global___AuthorFollowers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["followers", b"followers"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "bucket_count", b"bucket_count", "epoch", b"epoch", "mode", b"mode", "slow", b"slow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "bucket_count", b"bucket_count", "epoch", b"epoch", "followers", b"followers", "mode", b"mode", "slow", b"slow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetAuthorModeResponse: _TypeAlias = GetAuthorModeResponse  # noqa: Y015
+
+@_typing.final
+class AuthorFollowers(_message.Message):
+    """All followers of an author who has few."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FOLLOWER_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def follower_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """In no promised order."""
+
+    def __init__(
+        self,
+        *,
+        follower_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["follower_ids", b"follower_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthorFollowers: _TypeAlias = AuthorFollowers  # noqa: Y015
 
 @_typing.final
 class CompleteDrainRequest(_message.Message):
