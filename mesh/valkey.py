@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ Call = tuple[str, Sequence[str], Sequence[str | bytes | int | float]]
 _ATTEMPTS = 2
 _REFUSALS = {"OOM", "MISCONF", "NOREPLICAS", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "EXECABORT"}
 _REFUSALS |= {"LOADING", "NOAUTH", "WRONGPASS"}
+_SCAN_KEYS = 500
 _AWAY_SECONDS = 0.5
 """After a failure, calls fail at once for so long, but for one that looks again: a server that hangs would else cost
 each reader its time-outs, one after the other."""
@@ -180,6 +181,16 @@ class Valkey:
             replies = replies[-1]
             raise_first(replies)
         return replies
+
+    async def scan(self, pattern: str) -> AsyncIterator[list[str]]:
+        """Names of keys like `pattern`, some at a time, as SCAN has it: those that are there throughout come at least
+        once."""
+        cursor = b"0"
+        while True:  # To the cursor's end, which the server promises.
+            cursor, names = (await self.replies([("SCAN", cursor, "MATCH", pattern, "COUNT", _SCAN_KEYS)]))[0]
+            yield [name.decode() for name in names]
+            if cursor == b"0":
+                return
 
     async def fcall(self, function: str, keys: Sequence[str], *args: str | bytes | int | float) -> Any:
         """Call a function of the libraries, loading them first where the server doesn't have them."""

@@ -8,7 +8,7 @@ slots. All of it within a bound: then it's UnavailableError, and readers take th
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -109,6 +109,13 @@ class ValkeyCluster(Valkey):
         raise_first(replies)
         left = iter(replies)
         return [_joined(command, list(islice(left, len(some)))) for command, some in zip(commands, parts, strict=True)]
+
+    async def scan(self, pattern: str) -> AsyncIterator[list[str]]:
+        """On all masters that are known, one after the other."""
+        await self._know_owners()
+        for address in dict.fromkeys(self._owners):
+            async for names in self._node(address).scan(pattern):
+                yield names
 
     async def fcalls(self, calls: Sequence[Call]) -> list[Any]:
         """See Valkey. Where a call's keys are between two nodes, it is made for each by itself: replies are numbers to

@@ -50,6 +50,7 @@ from timeline_svc.core import ViewerContext
 from timeline_svc.live import Live
 from timeline_svc.peers import Graph, Tweets
 from timeline_svc.pull_authors import PullAuthors
+from timeline_svc.reconcile import Reconciler
 from timeline_svc.service import ALLOWED as TIMELINE_ALLOWED
 from timeline_svc.service import TimelineService
 from tweet_svc.accounts import Accounts
@@ -372,7 +373,7 @@ class Mesh:
         await self.pull_authors.follow(once=True)
         self.live = Live(self.fanout_targets, credentials, 100)
         graph = SteppedGraph(self.graph_channel, credentials)
-        tweets = SteppedTweets(self.tweet_channel, credentials)
+        self.stepped_tweets = tweets = SteppedTweets(self.tweet_channel, credentials)
         graph.faults = tweets.faults = self.faults
         self.timeline_service = TimelineService(
             valkey=self.valkey,
@@ -424,7 +425,12 @@ class Mesh:
             clock=self.clock,
             figures=self.figures,
             deliveries=self.deliveries,
+            few_followers=self.sizes.bucket_size,
         )
+
+    async def reconcile_lists(self) -> None:
+        """As `python -m timeline_svc.reconcile` does."""
+        await Reconciler(self.timelines, self.stepped_tweets, ids_per_second=1e9).run()
 
     async def renew_leases(self) -> None:
         await self.tweet_ids.renew()

@@ -96,6 +96,14 @@ class TimelinesReference:
             self._take_in(life, life.record, ids, down_to)
         return len(existing)
 
+    def remove(self, key: ListKey, ids: Sequence[int]) -> int:
+        life = self.lists.get(key)
+        if not life:
+            return 0
+        left = [id_ for id_ in life.ids if id_ not in ids]
+        removed, life.ids = len(life.ids) - len(left), left
+        return removed
+
     def drop(self, key: ListKey) -> None:
         self.lists.pop(key, None)
 

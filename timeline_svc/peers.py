@@ -9,6 +9,7 @@ import grpc
 from mesh.channels import streaming, translated
 from mesh.deadlines import remaining
 from mesh.principals import Credentials
+from mesh.valkey import chunks
 from starling.graph.v1 import graph_pb2, graph_pb2_grpc
 from starling.tweet.v1 import tweet_pb2, tweet_pb2_grpc
 from timeline_svc.core import ViewerContext
@@ -79,9 +80,21 @@ class Tweets:
 
     async def hydrate(self, tweet_ids: Sequence[int], *, at_once: bool = False) -> dict[int, tweet_pb2.Tweet]:
         """The bodies of visible tweets, over one stream of batches. `at_once`: in a moment, or not at all."""
-        batches = [tweet_ids[start : start + _HYDRATE_MAX] for start in range(0, len(tweet_ids), _HYDRATE_MAX)]
-        requests = (tweet_pb2.HydrateTweetsRequest(tweet_ids=batch) for batch in batches)
-        found: dict[int, tweet_pb2.Tweet] = {}
+        replies = self._hydrated(tweet_ids, at_once=at_once)
+        return {tweet.tweet_id: tweet async for reply in replies for tweet in reply.tweets}
+
+    async def deleted(self, tweet_ids: Sequence[int]) -> set[int]:
+        """Those that were deleted, and so never come back."""
+        replies = self._hydrated(tweet_ids, deleted_only=True)
+        return {tweet_id async for reply in replies for tweet_id in reply.deleted}
+
+    async def _hydrated(
+        self, tweet_ids: Sequence[int], *, at_once: bool = False, deleted_only: bool = False
+    ) -> AsyncGenerator[tweet_pb2.HydrateTweetsResponse, None]:
+        requests = (
+            tweet_pb2.HydrateTweetsRequest(tweet_ids=batch, deleted_only=deleted_only)
+            for batch in chunks(tweet_ids, _HYDRATE_MAX)
+        )
         with translated("tweet_svc"):
             call = self._stub.HydrateTweets(
                 requests,
@@ -91,8 +104,7 @@ class Tweets:
             )
             async with streaming(call):
                 async for reply in call:
-                    found |= {tweet.tweet_id: tweet for tweet in reply.tweets}
-        return found
+                    yield reply
 
     async def author_ids(
         self, author_ids: Sequence[int], below_id: int, limit: int

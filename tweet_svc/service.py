@@ -242,9 +242,13 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         async for request in requests:
             asked = checks.batch("tweet_ids", request.tweet_ids, _HYDRATE_MAX)
             found = await self._store.tweets(asked)
+            deleted = [tweet.tweet_id for tweet in found if tweet.deleted]
+            if request.deleted_only:
+                yield tweet_pb2.HydrateTweetsResponse(deleted=deleted)
+                continue
             response = tweet_pb2.HydrateTweetsResponse(
                 tweets=[core.to_message(tweet) for tweet in found if not tweet.deleted],
-                deleted=[tweet.tweet_id for tweet in found if tweet.deleted],
+                deleted=deleted,
                 missing=sorted(set(asked) - {tweet.tweet_id for tweet in found}),
             )
             with suppress(TimeoutError, UnavailableError):

@@ -10,7 +10,7 @@ Every method may raise `UnavailableError` (nothing is known of the effect; all a
 repeated). Ids are unsigned 64-bit, compared as numbers of that width, never as doubles.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -136,6 +136,16 @@ class Timelines(Protocol):
 
         As `finish`, but state, version and token stay. A missing list stays missing. Returns how many exist.
         """
+        ...
+
+    def walk(self) -> AsyncIterator[Sequence[tuple[ListKey, Sequence[int]]]]:
+        """All lists and their entries, some at a time. One that is there throughout comes at least once; extends no
+        list's life."""
+        ...
+
+    async def remove(self, key: ListKey, ids: Sequence[int]) -> int:
+        """Take ids out that no reader may see any more, and that never come back (deleted tweets'). Returns how many
+        were there."""
         ...
 
     async def drop(self, key: ListKey) -> None:

@@ -9,7 +9,7 @@ import importlib.resources
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -210,6 +210,26 @@ class ValkeyTimelines:
         for some in _round_trips(calls, keys_max):
             existing += sum(await self._valkey.fcalls(some))
         return existing
+
+    async def walk(self) -> AsyncIterator[Sequence[tuple[ListKey, Sequence[int]]]]:
+        """See the port."""
+        prefix = self._valkey.key_prefix
+        for kind, pattern in ((ListKind.HOME, f"{prefix}timeline:*"), (ListKind.AUTHOR, f"{prefix}user_tweets:*")):
+            async for names in self._valkey.scan(pattern):
+                for some in chunks(names, _LISTS_PER_ROUND_TRIP_MAX):
+                    replies = await self._valkey.pipeline([("LRANGE", name, 0, -2) for name in some])
+                    owners = (int(name.rpartition(":")[2]) for name in some)
+                    yield [
+                        (ListKey(kind, owner), [int(entry) for entry in entries])
+                        for owner, entries in zip(owners, replies, strict=True)
+                    ]
+
+    async def remove(self, key: ListKey, ids: Sequence[int]) -> int:
+        """See the port. The record stays, so the list does."""
+        _check_uint64(*ids)
+        name = self._name(key)
+        removed = await self._valkey.pipeline([("LREM", name, 1, tweet_id) for tweet_id in ids])
+        return sum(removed)
 
     async def drop(self, key: ListKey) -> None:
         """See the port."""

@@ -78,6 +78,24 @@ async def test_a_ready_list_is_not_created_again(timelines: Timelines) -> None:
     assert await ids_of(timelines) == [5]
 
 
+async def test_what_is_removed_is_gone_and_the_rest_stays_as_exact_as_it_was(timelines: Timelines) -> None:
+    await make_ready(timelines, [3, 5, SNOWFLAKE, SNOWFLAKE + 1], down_to=2)
+    assert await timelines.remove(VIEWER, [5, SNOWFLAKE, 9]) == 2
+    view = await view_of(timelines)
+    assert (list(view.ids), view.record.floor) == ([SNOWFLAKE + 1, 3], 2)
+    assert await timelines.remove(VIEWER, [SNOWFLAKE + 1, 3]) == 2
+    await timelines.push([VIEWER], [4, 1])
+    assert await ids_of(timelines) == [4]
+    assert await timelines.remove(home(12), [3]) == 0
+
+
+async def test_a_walk_meets_each_list_with_its_entries_and_lets_each_die_in_its_time(timelines: Timelines) -> None:
+    await make_ready(timelines, [3, 5])
+    assert await timelines.create(author(7), "life", MINUTE_MS)
+    found = {key: list(ids) async for some in timelines.walk() for key, ids in some}
+    assert found == {VIEWER: [5, 3], author(7): []}
+
+
 async def test_a_dropped_list_is_missing_and_may_be_created_again(timelines: Timelines) -> None:
     await make_ready(timelines, [5])
     await timelines.drop(VIEWER)

@@ -646,6 +646,15 @@ class HomeTimelineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.mesh.valkey.down)
     @rule()
+    def lists_are_rid_of_deleted_tweets(self) -> None:
+        async def tidy() -> set[int]:
+            await self.mesh.reconcile_lists()
+            return {tweet_id async for some in self.mesh.timelines.walk() for _, ids in some for tweet_id in ids}
+
+        assert not any(self.model.tweets[tweet_id].deleted for tweet_id in self.run(tidy()))
+
+    @precondition(lambda self: not self.mesh.valkey.down)
+    @rule()
     def all_of_valkeys_data_is_dropped(self) -> None:
         self.run(self.mesh.valkey.call("FLUSHALL"))
         self.run(self.mesh.valkey.call("FUNCTION", "FLUSH"))

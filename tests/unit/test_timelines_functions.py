@@ -76,6 +76,7 @@ OPERATIONS: list[tuple[int, str, st.SearchStrategy[tuple[Any, ...]]]] = [
     (1, "read", st.tuples(keys, st.integers(0, CAP + SLACK + 1))),
     (4, "create", st.tuples(keys, tokens, leases)),
     (1, "drop", st.tuples(keys)),
+    (1, "remove", st.tuples(keys, st.lists(some_ids, max_size=3))),
     (1, "advance", st.tuples(st.integers(0, 2))),
     (1, "forget_record", st.tuples(keys)),
 ]

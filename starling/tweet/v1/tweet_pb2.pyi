@@ -361,6 +361,9 @@ class HydrateTweetsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TWEET_IDS_FIELD_NUMBER: _builtins.int
+    DELETED_ONLY_FIELD_NUMBER: _builtins.int
+    deleted_only: _builtins.bool
+    """Only `deleted` is answered, and nothing is cached for readers."""
     @_builtins.property
     def tweet_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """1 to 200 ids."""
@@ -369,10 +372,11 @@ class HydrateTweetsRequest(_message.Message):
         self,
         *,
         tweet_ids: _abc.Iterable[_builtins.int] | None = ...,
+        deleted_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tweet_ids", b"tweet_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_only", b"deleted_only", "tweet_ids", b"tweet_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
