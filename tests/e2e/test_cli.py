@@ -400,3 +400,35 @@ def test_a_service_that_does_not_answer_is_one_line_too(
         "Error: a service doesn't answer; does the mesh run? 'make run' starts it (UNAVAILABLE: "
     )
     assert answer.err.count("\n") == 1
+
+
+def test_deleted_tweets_leave_the_lists_when_the_reconciler_has_been_there(
+    starling: Starling, running_mesh: RunningMesh
+) -> None:
+    made(starling, "deletes", "reads_it")
+    assert starling("follow", "reads_it", "deletes").status == 0
+    (first, second) = (starling("post", "deletes", text, "--json").json["tweet"]["tweetId"] for text in ("one", "two"))
+    for reader in ("deletes", "reads_it"):
+        assert len(starling("home", reader, "--json").json["items"]) == 2  # So that both have lists.
+    mesh, secrets = running_mesh.mesh, running_mesh.folder.read_secrets()
+    environment = {
+        "STARLING_VALKEY_URL": mesh.valkey_url,
+        "STARLING_GRAPH_TARGET": mesh.graph,
+        "STARLING_TWEET_TARGET": mesh.tweet,
+        "STARLING_AUTH_SECRET": secrets.auth_secret,
+        "STARLING_PAGE_TOKEN_KEYS": secrets.page_token_key,
+    }
+
+    def reconcile(**other: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "timeline_svc.reconcile"]
+        how: dict[str, Any] = {"cwd": ROOT, "env": environment | other, "capture_output": True, "text": True}
+        return subprocess.run(command, check=False, timeout=60, **how)
+
+    assert re.search(r"removed: 0 ids", reconcile().stdout)
+    assert starling("delete", "deletes", first).status == 0
+    said = reconcile()
+    assert re.fullmatch(r"[1-9]\d* lists; removed: [1-9]\d* ids of deleted tweets\n", said.stdout), said.stderr
+    assert "removed: 0 ids" in reconcile().stdout
+    assert [item["tweet"]["tweetId"] for item in starling("home", "reads_it", "--json").json["items"]] == [second]
+    failed = reconcile(STARLING_VALKEY_URL="redis://127.0.0.1:1/0")
+    assert (failed.returncode, failed.stderr.startswith("reconcile: Valkey doesn't answer")) == (1, True)
