@@ -4,10 +4,15 @@ from mesh.cassandra import Cassandra, Statement
 from mesh.ids import LEASE_MS, REST_MS, WORKERS, WorkerLease
 
 _ALL = Statement("SELECT worker, holder, expires_ms, high_ms, revision FROM worker_leases WHERE service = ?")
-_ONE = Statement("SELECT holder, high_ms, revision FROM worker_leases WHERE service = ? AND worker = ?")
+_ONE = Statement("SELECT holder, high_ms, revision, expires_ms FROM worker_leases WHERE service = ? AND worker = ?")
 _FIRST = Statement("UPDATE worker_leases SET revision = 1 WHERE service = ? IF revision = null", conditional=True)
 _NEXT = Statement("UPDATE worker_leases SET revision = ? WHERE service = ? IF revision = ?", conditional=True)
-_PUT = Statement("UPDATE worker_leases SET holder = ?, expires_ms = ?, high_ms = ? WHERE service = ? AND worker = ?")
+_PUT = Statement(
+    "UPDATE worker_leases SET holder = ?, expires_ms = ?, high_ms = ? WHERE service = ? AND worker = ?"
+    " IF expires_ms = ?",
+    conditional=True,
+)
+"""Of the number itself, too: a number is never given twice, even if its row was read older than the revision."""
 STATEMENTS = (_ALL, _ONE, _FIRST, _NEXT, _PUT)
 
 
@@ -31,7 +36,9 @@ class CassandraWorkerLeases:
             worker, high_before = _free_worker(held, now_ms)
             if worker >= WORKERS:
                 return (None,)
-            applied = await self._put_lease(revision, worker, holder, now_ms + LEASE_MS, max(high_ms, high_before))
+            before_ms = held[worker][1] if worker in held else None
+            high = max(high_ms, high_before)
+            applied = await self._put_lease(revision, worker, before_ms, (holder, now_ms + LEASE_MS, high))
             return (WorkerLease(worker, high_before),) if applied else None
 
         (lease,) = await self._leases_database.settled(("leases", self._service), attempt)
@@ -53,14 +60,15 @@ class CassandraWorkerLeases:
             if row is None or row[0] != holder:
                 return False
             high = max(high_ms, row[1]) if keep_high else high_ms
-            return await self._put_lease(row[2], worker, next_holder, expires_ms, high) or None
+            return await self._put_lease(row[2], worker, row[3], (next_holder, expires_ms, high)) or None
 
         return await self._leases_database.settled(("leases", self._service), attempt)
 
-    async def _put_lease(self, revision: int | None, worker: int, holder: str, expires_ms: int, high_ms: int) -> bool:
+    async def _put_lease(self, revision: int | None, worker: int, before_ms: object, row: tuple[str, int, int]) -> bool:
+        """`row`: holder, expires_ms, high_ms. `before_ms`: when the number expired until now; None: it is new."""
         service = self._service
         step = (_NEXT, (revision + 1, service, revision)) if revision is not None else (_FIRST, (service,))
-        return await self._leases_database.apply(step, (_PUT, (holder, expires_ms, high_ms, service, worker)))
+        return await self._leases_database.apply(step, (_PUT, (*row, service, worker, before_ms)))
 
 
 def _free_worker(held: dict[int, list[object]], now_ms: int) -> tuple[int, int]:
