@@ -1,0 +1,275 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"io"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// edge serves everything: the API, its document, the page, and what tells of its health.
+type edge struct {
+	config   config
+	identity *identity
+	routes   routes
+	gateway  http.Handler
+	to       connections
+	static   http.Handler
+	calls    atomic.Int64
+	draining atomic.Bool
+}
+
+const readyPath = "/readyz"
+
+// ServeHTTP serves one request, whatever goes wrong in it.
+func (e *edge) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	seen := &seenWriter{ResponseWriter: w}
+	began := time.Now()
+	trace := traceOf(r)
+	w.Header().Set("Traceparent", trace)
+	if e.draining.Load() {
+		w.Header().Set("Connection", "close")
+	}
+	defer func() {
+		if cause := recover(); cause != nil && cause != http.ErrAbortHandler {
+			slog.Error("a request failed", "path", r.URL.Path, "cause", cause, "stack", string(debug.Stack()))
+			if seen.status == 0 {
+				newProblem(http.StatusInternalServerError, "INTERNAL", "Something went wrong here; it is in the logs.").send(seen)
+			}
+		}
+		if e.config.logRequests || seen.status >= 500 && r.URL.Path != readyPath {
+			slog.Info("request", "method", r.Method, "path", r.URL.Path, "status", seen.status,
+				"ms", float64(time.Since(began).Microseconds())/1000, "caller", seen.caller, "trace", trace)
+		}
+	}()
+	e.dispatch(seen, r, trace)
+}
+
+func (e *edge) dispatch(w *seenWriter, r *http.Request, trace string) {
+	switch {
+	case r.URL.Path == "/healthz":
+		_, _ = io.WriteString(w, "ok\n")
+	case r.URL.Path == readyPath:
+		e.readyz(w)
+	case strings.HasPrefix(r.URL.Path, apiPrefix):
+		e.api(w, r, trace)
+	default:
+		e.static.ServeHTTP(w, r)
+	}
+}
+
+func (e *edge) readyz(w http.ResponseWriter) {
+	away := map[string]bool{"graph_svc": !ready(e.to.graph), "tweet_svc": !ready(e.to.tweet), "timeline_svc": !ready(e.to.timeline)}
+	if e.draining.Load() || away["graph_svc"] || away["tweet_svc"] || away["timeline_svc"] {
+		newProblem(http.StatusServiceUnavailable, "NOT_READY", "This edge drains, or a service behind it is away.").send(w)
+		return
+	}
+	_, _ = io.WriteString(w, "ok\n")
+}
+
+// api serves a path below /api/v1/.
+func (e *edge) api(w *seenWriter, r *http.Request, trace string) {
+	if e.calls.Add(1) > int64(e.config.callsMax) {
+		e.calls.Add(-1)
+		newProblem(http.StatusServiceUnavailable, "OVERLOADED", "Too many calls at once.").send(w)
+		return
+	}
+	defer e.calls.Add(-1)
+
+	path := r.URL.Path
+	if trimmed := strings.TrimRight(path, "/"); trimmed+"/" == path {
+		path = trimmed
+	}
+	method := r.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	lookup := path
+	if path == mePath {
+		lookup = apiPrefix + "users/0"
+	}
+	found, variables, allowed := e.routes.find(method, lookup)
+	if found == nil {
+		e.unrouted(w, method, allowed)
+		return
+	}
+	token, refused := bearerOf(r)
+	if refused != nil {
+		refused.send(w)
+		return
+	}
+	who, refused := e.identity.verify(token)
+	if refused != nil {
+		refused.send(w)
+		return
+	}
+	w.caller = who.subject
+	if path == mePath {
+		if who.userID == "" {
+			newProblem(http.StatusForbidden, "USERS_ONLY", "Only a user may call this.").send(w)
+			return
+		}
+		path = apiPrefix + "users/" + who.userID
+		variables = map[string]string{"user_id": who.userID}
+	}
+	if refused = found.checkPath(variables); refused == nil {
+		refused = found.checkQuery(r.URL.RawQuery, variables)
+	}
+	if refused != nil {
+		refused.send(w)
+		return
+	}
+	body, refused := found.readBody(w, r, e.config.bodyBytesMax)
+	if refused != nil {
+		refused.send(w)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), e.config.timeout)
+	defer cancel()
+	call := r.Clone(context.WithValue(ctx, exchangeKey{}, &exchange{route: found, body: body, traceparent: trace}))
+	call.Method, call.URL.Path, call.URL.RawPath = method, path, ""
+	call.Header.Set("Authorization", who.bearer)
+	call.Body = io.NopCloser(bytes.NewReader(body))
+	answer := &answer{header: w.Header()}
+	e.gateway.ServeHTTP(answer, call)
+	answer.send(w, r)
+}
+
+// unrouted answers for a path or method that isn't there, and OPTIONS for one that is.
+func (e *edge) unrouted(w http.ResponseWriter, method string, allowed []string) {
+	if len(allowed) == 0 {
+		newProblem(http.StatusNotFound, "NO_SUCH_PATH", "There is nothing at this path.").send(w)
+		return
+	}
+	w.Header().Set("Allow", allowHeader(allowed))
+	if method == http.MethodOptions {
+		w.WriteHeader(http.StatusNoContent)
+		return
+	}
+	newProblem(http.StatusMethodNotAllowed, "METHOD_NOT_ALLOWED", "This path doesn't have this method.").send(w)
+}
+
+func allowHeader(methods []string) string {
+	all := append([]string{}, methods...)
+	for _, method := range methods {
+		if method == http.MethodGet {
+			all = append(all, http.MethodHead)
+		}
+	}
+	return strings.Join(append(all, http.MethodOptions), ", ")
+}
+
+// answer collects what the gateway says, so that it can be tagged.
+type answer struct {
+	header http.Header
+	status int
+	body   bytes.Buffer
+}
+
+func (a *answer) Header() http.Header { return a.header }
+
+func (a *answer) WriteHeader(status int) {
+	if a.status == 0 {
+		a.status = status
+	}
+}
+
+func (a *answer) Write(text []byte) (int, error) {
+	a.WriteHeader(http.StatusOK)
+	return a.body.Write(text)
+}
+
+// send passes the answer on; a read has an ETag, and is not sent again to who has it.
+func (a *answer) send(w http.ResponseWriter, r *http.Request) {
+	a.WriteHeader(http.StatusOK)
+	isRead := r.Method == http.MethodGet || r.Method == http.MethodHead
+	if isRead && a.status == http.StatusOK {
+		sum := sha256.Sum256(a.body.Bytes())
+		tag := `W/"` + base64.RawURLEncoding.EncodeToString(sum[:12]) + `"`
+		a.header.Set("ETag", tag)
+		a.header.Set("Cache-Control", "private, no-cache")
+		a.header.Add("Vary", "Authorization")
+		if hasTag(r.Header.Values("If-None-Match"), tag) {
+			a.header.Del("Content-Type")
+			w.WriteHeader(http.StatusNotModified)
+			return
+		}
+	}
+	if a.status == http.StatusNoContent {
+		a.header.Del("Content-Type")
+		w.WriteHeader(a.status)
+		return
+	}
+	a.header.Set("Content-Length", strconv.Itoa(a.body.Len()))
+	w.WriteHeader(a.status)
+	_, _ = w.Write(a.body.Bytes())
+}
+
+// hasTag compares weakly, as If-None-Match wants it.
+func hasTag(headers []string, tag string) bool {
+	for _, header := range headers {
+		for one := range strings.SplitSeq(header, ",") {
+			one = strings.TrimSpace(one)
+			if one == "*" || strings.TrimPrefix(one, "W/") == strings.TrimPrefix(tag, "W/") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// traceOf goes on with the trace of a request (W3C Trace Context), or begins one.
+func traceOf(r *http.Request) string {
+	given := strings.Split(r.Header.Get("Traceparent"), "-")
+	trace, flags := "", "00"
+	if len(given) == 4 && isHex(given[1], 32) && isHex(given[3], 2) && given[0] == "00" {
+		trace, flags = given[1], given[3]
+	}
+	var random [24]byte
+	_, _ = rand.Read(random[:])
+	if trace == "" {
+		trace = hex.EncodeToString(random[:16])
+	}
+	return "00-" + trace + "-" + hex.EncodeToString(random[16:]) + "-" + flags
+}
+
+func isHex(text string, length int) bool {
+	if len(text) != length || strings.Trim(text, "0") == "" && length > 2 {
+		return false
+	}
+	return strings.Trim(text, "0123456789abcdef") == ""
+}
+
+// seenWriter remembers what is said of a request.
+type seenWriter struct {
+	http.ResponseWriter
+	status int
+	caller string
+}
+
+func (w *seenWriter) WriteHeader(status int) {
+	if w.status == 0 {
+		w.status = status
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *seenWriter) Write(text []byte) (int, error) {
+	if w.status == 0 {
+		w.status = http.StatusOK
+	}
+	return w.ResponseWriter.Write(text)
+}
+
+// Unwrap lets http.ResponseController find the writer below.
+func (w *seenWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -1,0 +1,138 @@
+// The edge: REST and JSON, server-sent events and WebSockets over the gRPC services, and the web page.
+//
+// A request passes, in order: what comes from elsewhere (CORS), the overload gate, its route, the address's limit, the
+// token, the user's limit, the checks of path, query and body, the idempotency key; then grpc-gateway makes the call.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+func main() { os.Exit(run()) }
+
+// run serves until SIGTERM or SIGINT. It gives 0 after a clean stop, 1 when something failed, 2 for a wrong configuration.
+func run() int {
+	slog.SetDefault(slog.New(slog.NewJSONHandler(os.Stderr, nil)))
+	c, wrong := osEnvironment()
+	for _, line := range wrong {
+		fmt.Fprintln(os.Stderr, line)
+	}
+	if len(wrong) > 0 {
+		return 2
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	e, err := newEdge(ctx, c)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "edge:", err)
+		return 1
+	}
+	listener, err := listen(c)
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "configuration: STARLING_LISTEN: can't listen on %s: %v\n", c.listen, err)
+		return 2
+	}
+	if c.jwksURL == "" {
+		slog.Warn("DEVELOPMENT: tokens signed with STARLING_AUTH_SECRET are taken from clients; set STARLING_EDGE_JWKS_URL elsewhere")
+	}
+	return serve(ctx, e, listener)
+}
+
+func newEdge(ctx context.Context, c config) (*edge, error) {
+	id, err := newIdentity(ctx, c, time.Now)
+	if err != nil {
+		return nil, err
+	}
+	to, err := connectAll(c)
+	if err != nil {
+		return nil, err
+	}
+	gateway, err := newGateway(ctx, to)
+	if err != nil {
+		return nil, err
+	}
+	static, err := newStatic(c.web)
+	if err != nil {
+		slog.Warn("there is no web page", "error", err)
+	}
+	return &edge{config: c, identity: id, routes: annotatedRoutes(), gateway: gateway, to: to, static: static}, nil
+}
+
+func connectAll(c config) (connections, error) {
+	var to connections
+	var faults []error
+	var err error
+	to.graph, err = connect(c.graphTarget)
+	faults = append(faults, err)
+	to.tweet, err = connect(c.tweetTarget)
+	faults = append(faults, err)
+	to.timeline, err = connect(c.timelineTarget)
+	faults = append(faults, err)
+	to.fanout, err = connect(c.fanoutTargets[0])
+	faults = append(faults, err)
+	return to, errors.Join(faults...)
+}
+
+// listen takes the socket that the launcher holds over restarts, or makes one.
+func listen(c config) (net.Listener, error) {
+	if c.listenFD < 0 {
+		return net.Listen("tcp", c.listen)
+	}
+	file := os.NewFile(uintptr(c.listenFD), "listener")
+	defer file.Close()
+	return net.FileListener(file)
+}
+
+func serve(ctx context.Context, e *edge, listener net.Listener) int {
+	server := &http.Server{
+		Handler:           e,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       30 * time.Second,
+		WriteTimeout:      e.config.timeout + 30*time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    e.config.headerBytesMax,
+		ErrorLog:          slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug),
+	}
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	address := listener.Addr().String()
+	slog.Info("edge serves", "address", address, "pid", os.Getpid())
+	if e.config.addressFile != "" {
+		if err := os.WriteFile(e.config.addressFile, []byte(address), 0o644); err != nil {
+			slog.Error("the address can't be written", "error", err)
+			return 1
+		}
+	}
+	select {
+	case err := <-failed:
+		slog.Error("edge can't serve", "error", err)
+		return 1
+	case <-ctx.Done():
+	}
+	return e.stop(server)
+}
+
+// stop ends without a client's noticing: what comes on open connections is answered, and told to come on another next
+// time, before idle ones are closed.
+func (e *edge) stop(server *http.Server) int {
+	slog.Info("edge drains", "pid", os.Getpid())
+	e.draining.Store(true)
+	time.Sleep(e.config.drain)
+	ctx, cancel := context.WithTimeout(context.Background(), e.config.grace)
+	defer cancel()
+	if err := server.Shutdown(ctx); err != nil {
+		slog.Warn("some requests didn't end in time", "error", err)
+		_ = server.Close()
+	}
+	slog.Info("edge has stopped", "pid", os.Getpid())
+	return 0
+}
