@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -15,6 +16,9 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/klauspost/compress/gzhttp"
+	"github.com/rs/cors"
 )
 
 // edge serves everything: the API, its document, the page, and what tells of its health.
@@ -25,8 +29,14 @@ type edge struct {
 	gateway  http.Handler
 	to       connections
 	static   http.Handler
+	shared   *shared
+	keys     keysInHand
+	document []byte
+	viewer   http.Handler
 	calls    atomic.Int64
-	draining atomic.Bool
+	streams  atomic.Int64
+	draining context.Context // done when this process is about to stop
+	outer    http.Handler    // what comes from elsewhere, and compression, around dispatch
 }
 
 const readyPath = "/readyz"
@@ -37,7 +47,7 @@ func (e *edge) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	began := time.Now()
 	trace := traceOf(r)
 	w.Header().Set("Traceparent", trace)
-	if e.draining.Load() {
+	if e.draining.Err() != nil {
 		w.Header().Set("Connection", "close")
 	}
 	defer func() {
@@ -52,17 +62,66 @@ func (e *edge) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				"ms", float64(time.Since(began).Microseconds())/1000, "caller", seen.caller, "trace", trace)
 		}
 	}()
-	e.dispatch(seen, r, trace)
+	e.outer.ServeHTTP(seen, r.WithContext(context.WithValue(r.Context(), tracedKey{}, traced{trace, seen})))
 }
 
-func (e *edge) dispatch(w *seenWriter, r *http.Request, trace string) {
+// traced goes with a request through the handlers of others.
+type traced struct {
+	parent string
+	seen   *seenWriter
+}
+
+type tracedKey struct{}
+
+// around puts the handlers of others around dispatch: CORS, and compression but for streams.
+func (e *edge) around() http.Handler {
+	compress, err := gzhttp.NewWrapper(gzhttp.MinSize(1<<10), gzhttp.CompressionLevel(gzip.BestSpeed))
+	if err != nil {
+		panic(err)
+	}
+	compressed := compress(http.HandlerFunc(e.dispatch))
+	inner := http.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if isStream(r) {
+			e.dispatch(w, r)
+		} else {
+			compressed.ServeHTTP(w, r)
+		}
+	}))
+	if len(e.config.corsOrigins) == 0 {
+		return inner
+	}
+	return cors.New(cors.Options{
+		AllowedOrigins: e.config.corsOrigins,
+		AllowedMethods: []string{http.MethodGet, http.MethodHead, http.MethodPost, http.MethodPatch, http.MethodDelete},
+		AllowedHeaders: []string{
+			"Authorization", "Content-Type", "Idempotency-Key", "If-None-Match", "If-Match", "Last-Event-ID",
+			"Grpc-Timeout", "Traceparent",
+		},
+		ExposedHeaders: []string{
+			"ETag", "Location", "Retry-After", "RateLimit-Limit", "RateLimit-Remaining", "RateLimit-Reset",
+			readYourWriteHeader, "Traceparent",
+		},
+		MaxAge: 600,
+	}).Handler(inner)
+}
+
+func isStream(r *http.Request) bool { return strings.TrimRight(r.URL.Path, "/") == streamPath }
+
+func (e *edge) dispatch(w http.ResponseWriter, r *http.Request) {
+	with, _ := r.Context().Value(tracedKey{}).(traced)
 	switch {
 	case r.URL.Path == "/healthz":
 		_, _ = io.WriteString(w, "ok\n")
 	case r.URL.Path == readyPath:
 		e.readyz(w)
+	case isStream(r):
+		e.stream(w, r, with)
 	case strings.HasPrefix(r.URL.Path, apiPrefix):
-		e.api(w, r, trace)
+		e.api(w, r, with)
+	case r.URL.Path == documentPath:
+		e.serveDocument(w, r)
+	case r.URL.Path == viewerPath || strings.HasPrefix(r.URL.Path, viewerPath+"/"):
+		e.serveViewer(w, r)
 	default:
 		e.static.ServeHTTP(w, r)
 	}
@@ -70,7 +129,7 @@ func (e *edge) dispatch(w *seenWriter, r *http.Request, trace string) {
 
 func (e *edge) readyz(w http.ResponseWriter) {
 	away := map[string]bool{"graph_svc": !ready(e.to.graph), "tweet_svc": !ready(e.to.tweet), "timeline_svc": !ready(e.to.timeline)}
-	if e.draining.Load() || away["graph_svc"] || away["tweet_svc"] || away["timeline_svc"] {
+	if e.draining.Err() != nil || away["graph_svc"] || away["tweet_svc"] || away["timeline_svc"] {
 		newProblem(http.StatusServiceUnavailable, "NOT_READY", "This edge drains, or a service behind it is away.").send(w)
 		return
 	}
@@ -78,7 +137,7 @@ func (e *edge) readyz(w http.ResponseWriter) {
 }
 
 // api serves a path below /api/v1/.
-func (e *edge) api(w *seenWriter, r *http.Request, trace string) {
+func (e *edge) api(w http.ResponseWriter, r *http.Request, with traced) {
 	if e.calls.Add(1) > int64(e.config.callsMax) {
 		e.calls.Add(-1)
 		newProblem(http.StatusServiceUnavailable, "OVERLOADED", "Too many calls at once.").send(w)
@@ -103,17 +162,11 @@ func (e *edge) api(w *seenWriter, r *http.Request, trace string) {
 		e.unrouted(w, method, allowed)
 		return
 	}
-	token, refused := bearerOf(r)
+	who, refused := e.admit(w, r, with.seen)
 	if refused != nil {
 		refused.send(w)
 		return
 	}
-	who, refused := e.identity.verify(token)
-	if refused != nil {
-		refused.send(w)
-		return
-	}
-	w.caller = who.subject
 	if path == mePath {
 		if who.userID == "" {
 			newProblem(http.StatusForbidden, "USERS_ONLY", "Only a user may call this.").send(w)
@@ -134,15 +187,40 @@ func (e *edge) api(w *seenWriter, r *http.Request, trace string) {
 		refused.send(w)
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), e.config.timeout)
+	x := &exchange{route: found, body: body, traceparent: with.parent}
+	if key := r.Header.Get("Idempotency-Key"); key != "" && found.rpc.Name() == "CreateTweet" {
+		if x.requestID, refused = requestIDOf(key); refused == nil {
+			refused = e.takeKey(r.Context(), who.subject, x.requestID)
+		}
+		if refused != nil {
+			refused.send(w)
+			return
+		}
+		defer e.releaseKey(who.subject, x.requestID)
+	}
+	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), exchangeKey{}, x), e.config.timeout)
 	defer cancel()
-	call := r.Clone(context.WithValue(ctx, exchangeKey{}, &exchange{route: found, body: body, traceparent: trace}))
+	call := r.Clone(ctx)
 	call.Method, call.URL.Path, call.URL.RawPath = method, path, ""
 	call.Header.Set("Authorization", who.bearer)
 	call.Body = io.NopCloser(bytes.NewReader(body))
 	answer := &answer{header: w.Header()}
 	e.gateway.ServeHTTP(answer, call)
 	answer.send(w, r)
+}
+
+// admit gives the caller, if there is a token for this request in the buckets of its address and user.
+func (e *edge) admit(w http.ResponseWriter, r *http.Request, seen *seenWriter) (caller, *problem) {
+	var who caller
+	token, refused := bearerOf(r)
+	if refused == nil {
+		who, refused = e.identity.verify(token)
+	}
+	seen.caller = who.subject
+	if limited := e.limit(w, r, who.subject); limited != nil {
+		return caller{}, limited
+	}
+	return who, refused
 }
 
 // unrouted answers for a path or method that isn't there, and OPTIONS for one that is.

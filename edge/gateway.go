@@ -27,6 +27,7 @@ type exchange struct {
 	route       *route
 	body        []byte
 	traceparent string
+	requestID   string // of the Idempotency-Key; "": none
 }
 
 type exchangeKey struct{}

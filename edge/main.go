@@ -31,10 +31,12 @@ func run() int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	e, err := newEdge(ctx, c)
+	life, end := context.WithCancel(context.Background())
+	defer end()
+	e, err := newEdge(life, ctx, c)
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "edge:", err)
-		return 1
+		fmt.Fprintln(os.Stderr, "configuration:", err)
+		return 2
 	}
 	listener, err := listen(c)
 	if err != nil {
@@ -47,7 +49,7 @@ func run() int {
 	return serve(ctx, e, listener)
 }
 
-func newEdge(ctx context.Context, c config) (*edge, error) {
+func newEdge(ctx, draining context.Context, c config) (*edge, error) {
 	id, err := newIdentity(ctx, c, time.Now)
 	if err != nil {
 		return nil, err
@@ -64,7 +66,19 @@ func newEdge(ctx context.Context, c config) (*edge, error) {
 	if err != nil {
 		slog.Warn("there is no web page", "error", err)
 	}
-	return &edge{config: c, identity: id, routes: annotatedRoutes(), gateway: gateway, to: to, static: static}, nil
+	common, err := newShared(c.valkeyURL, c.keyPrefix)
+	if err != nil {
+		return nil, err
+	}
+	e := &edge{
+		config: c, identity: id, routes: annotatedRoutes(), gateway: gateway, to: to, static: static, shared: common,
+		draining: draining,
+	}
+	e.keys.known = map[string]struct{}{}
+	e.document = document(e.routes)
+	e.viewer = newViewer()
+	e.outer = e.around()
+	return e, nil
 }
 
 func connectAll(c config) (connections, error) {
@@ -125,7 +139,6 @@ func serve(ctx context.Context, e *edge, listener net.Listener) int {
 // time, before idle ones are closed.
 func (e *edge) stop(server *http.Server) int {
 	slog.Info("edge drains", "pid", os.Getpid())
-	e.draining.Store(true)
 	time.Sleep(e.config.drain)
 	ctx, cancel := context.WithTimeout(context.Background(), e.config.grace)
 	defer cancel()

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -143,10 +144,44 @@ func checkJSON(body []byte) *problem {
 	if err := json.Unmarshal(body, &any); errors.As(err, &syntax) {
 		return badField("INVALID_ARGUMENT", fieldAt(body, int(syntax.Offset)-1), "Not valid JSON.")
 	}
-	if any[0] != '{' {
+	if bytes.TrimSpace(any)[0] != '{' {
 		return badField("INVALID_ARGUMENT", "", "A JSON object is needed.")
 	}
+	if at := loneSurrogate(body); at >= 0 {
+		return badField("INVALID_ARGUMENT", fieldAt(body, at), "Not valid text: half of a surrogate pair.")
+	}
 	return nil
+}
+
+// loneSurrogate finds an escape such as \ud83d that stands for no character, in valid JSON; -1: there is none.
+func loneSurrogate(body []byte) int {
+	for at := 0; at+1 < len(body); at++ {
+		if body[at] != '\\' {
+			continue
+		}
+		first := escaped(body[at:])
+		switch {
+		case !utf16.IsSurrogate(first):
+			at++ // What follows a backslash begins no escape.
+		case utf16.DecodeRune(first, escaped(body[at+6:])) == utf8.RuneError:
+			return at
+		default:
+			at += 11
+		}
+	}
+	return -1
+}
+
+// escaped gives the code unit of an escape \uXXXX at the start of a text, -1 if there is none.
+func escaped(text []byte) rune {
+	if len(text) < 6 || text[0] != '\\' || text[1] != 'u' {
+		return -1
+	}
+	unit, err := strconv.ParseUint(string(text[2:6]), 16, 16)
+	if err != nil {
+		return -1
+	}
+	return rune(unit)
 }
 
 // offsetOf gives the place that protojson names, as an offset in bytes. Its columns count characters.

@@ -20,7 +20,7 @@ type route struct {
 	body     string // "": takes none; "*": the whole message; else one field of it
 }
 
-// routes are all of them, those with more literal segments first.
+// routes are all of them; of two that fit, the one whose literal segment comes first is tried first.
 type routes []route
 
 const (
@@ -41,7 +41,7 @@ func annotatedRoutes() routes {
 		}
 		return true
 	})
-	slices.SortStableFunc(found, func(a, b route) int { return b.literals() - a.literals() })
+	slices.SortStableFunc(found, func(a, b route) int { return strings.Compare(a.shape(), b.shape()) })
 	return found
 }
 
@@ -70,14 +70,13 @@ func routesOf(rpc protoreflect.MethodDescriptor) []route {
 	return found
 }
 
-func (r *route) literals() int {
-	count := 0
+// shape has a letter for each segment: l for a literal, v for a variable.
+func (r *route) shape() string {
+	var out strings.Builder
 	for _, segment := range r.segments {
-		if !strings.HasPrefix(segment, "{") {
-			count++
-		}
+		out.WriteByte("lv"[strings.Count(segment, "{")])
 	}
-	return count
+	return out.String()
 }
 
 // variables gives the path's variables by their proto paths, if it is this route's.

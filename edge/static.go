@@ -8,7 +8,7 @@ import (
 )
 
 // policy of what the page may load: only what the edge serves itself, and pictures of elsewhere.
-const contentPolicy = "default-src 'self'; img-src 'self' data: https:; style-src 'self' 'unsafe-inline'; " +
+const contentPolicy = "default-src 'self'; img-src 'self' data: https:; " +
 	"frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 
 // newStatic serves the files of a folder; "/ops" is "ops.html" or "ops/index.html". Nothing outside of it is reachable.
