@@ -1,6 +1,7 @@
 """The mesh as people run it: a launcher, and real processes, on a data folder of the test's own."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from cli.client import Client
 from launcher import probes
@@ -19,6 +21,10 @@ ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
 STOP_SECONDS = 40.0
 _POLL_SECONDS = 0.05
+_CHROMIUM_ARGUMENTS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
 
 
 def alive(pid: int) -> bool:
@@ -161,3 +167,17 @@ def stopped_mesh(tmp_path: Path) -> Iterator[RunningMesh]:
         yield mesh
     finally:
         mesh.destroy()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """A Chromium that this machine has. Skips without one; fails where CI means such tests to run."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if not found:
+        message = "no Chromium here (on Debian: apt-get install chromium)"
+        pytest.fail(message) if os.environ.get("STARLING_SHARED") else pytest.skip(message)
+    expect.set_options(timeout=20_000)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=_CHROMIUM_ARGUMENTS)
+        yield browser
+        browser.close()
