@@ -1,6 +1,6 @@
 // A list of cards that keeps itself: pages as one scrolls, what comes on top, edits, deletions and counts.
 
-import { call, engagements, events, Problem, session } from "./api.js";
+import { call, compareIds, engagements, events, Problem, session } from "./api.js";
 import { forget, send } from "./compose.js";
 import { h, skeletons, state } from "./dom.js";
 import { Feed } from "./feed.js";
@@ -32,7 +32,7 @@ export class CardList {
     this.views = new Map();
     this.sending = new Map();
     this.waiting = h("div.sending");
-    this.list = h("div.cards", { role: "feed", ariaBusy: "true", ariaLabel: "Tweets" });
+    this.list = h("div.cards", { role: "feed", ariaBusy: "true", ariaLabel: "Tweets", hidden: true });
     this.end = h("div.end");
     this.element = h("div", {}, this.waiting, this.list, this.end);
     this.watcher = new IntersectionObserver(([entry]) => entry.isIntersecting && this.more(), { rootMargin: AHEAD });
@@ -69,6 +69,7 @@ export class CardList {
   async page(fresh, generation) {
     if (this.done) return;
     this.watcher.disconnect();
+    this.again = null;
     this.list.ariaBusy = "true";
     try {
       if (!fresh) this.end.replaceChildren(skeletons(2));
@@ -93,6 +94,7 @@ export class CardList {
   }
 
   foot() {
+    this.list.hidden = !this.feed.items.length; // a feed without articles is none
     if (!this.done) {
       this.end.replaceChildren(h("button.quiet", { type: "button", onclick: () => this.more() }, "More"));
       this.watcher.observe(this.end);
@@ -105,7 +107,8 @@ export class CardList {
 
   failed(error) {
     const title = error.status ? "That didn't work" : "No connection";
-    this.end.replaceChildren(state(title, error.message, () => (this.feed.items.length ? this.more() : this.restart())));
+    this.again = () => (this.feed.items.length ? this.more() : this.restart());
+    this.end.replaceChildren(state(title, error.message, this.again));
   }
 
   clear() {
@@ -114,9 +117,16 @@ export class CardList {
     this.list.replaceChildren();
   }
 
+  /** Whether an item is here, or a page further down will bring it. */
+  expects(id) {
+    const last = this.feed.items.at(-1);
+    return this.feed.byId.has(id) || Boolean(!this.done && last && compareIds(id, last.itemId) < 0);
+  }
+
   /** Takes items in, each at its place; returns those that are new. */
   add(items) {
     const added = this.feed.add(items);
+    this.list.hidden = !this.feed.items.length;
     for (const { item, before } of added) {
       const view = card(item, { main: this.main });
       this.views.set(item.itemId, view);
@@ -168,7 +178,7 @@ export class CardList {
     this.refreshing = setInterval(() => document.hidden || this.refresh(), REFRESH_MS);
     const again = () => {
       for (const { retry } of [...this.sending.values()].map((element) => element.view)) retry?.();
-      if (this.end.querySelector(".state")) this.end.querySelector("button")?.click();
+      this.again?.();
     };
     addEventListener("online", again, { signal });
   }

@@ -9,15 +9,19 @@ const SILENT_MS_MAX = 20_000; // a heartbeat comes every few seconds
 const WAIT_MS = 500;
 const WAIT_MS_MAX = 20_000;
 const HIDDEN_MS_MAX = 60_000;
-const CATCH_UP_PAGES = 10;
+const CATCH_UP_PAGES = 50;
+const CATCH_UP_MAX = 500;
 const CATCH_UP_LIMIT = 100;
 const EVENT_CHARS_MAX = 1_000_000;
 
 export class Live {
-  /** `onItems(items)`; `onState("connecting" | "live" | "waiting")`; `onTooMany()`: read the home from its top again. */
-  constructor({ since, onItems, onState, onTooMany }) {
+  /**
+   * `isNews(item)`; `onItems(items)`; `onState("connecting" | "live" | "waiting")`; `onTooMany()`: read the home from its
+   * top again.
+   */
+  constructor({ since, isNews, onItems, onState, onTooMany }) {
     this.newest = since || "1"; // 0 would leave out what came before the stream began
-    Object.assign(this, { onItems, onState, onTooMany });
+    Object.assign(this, { isNews, onItems, onState, onTooMany });
     this.stopped = new AbortController();
     this.attempt = new AbortController();
     const { signal } = this.stopped;
@@ -92,9 +96,9 @@ export class Live {
   async catchUp() {
     const query = { newerThanId: this.newest, limit: CATCH_UP_LIMIT };
     const came = [];
-    for (let page = 0; page < CATCH_UP_PAGES; page++) {
+    for (let page = 0; page < CATCH_UP_PAGES && came.length <= CATCH_UP_MAX; page++) {
       const reply = await call("GET", "/timeline/home", { query, signal: this.stopped.signal });
-      came.push(...(reply.items ?? []));
+      came.push(...(reply.items ?? []).filter(this.isNews));
       query.cursor = reply.nextCursor;
       if (!query.cursor) return this.take(came);
     }

@@ -155,6 +155,7 @@ export class Home {
     this.count();
     this.live ??= new Live({
       since: newest(...items.map((item) => item.itemId)).replace(/^0$/, ""),
+      isNews: (item) => this.isNews(item),
       onItems: (came) => this.came(came),
       onState: (now) => this.say(now),
       onTooMany: () => this.overflow(),
@@ -168,11 +169,14 @@ export class Home {
     this.status.textContent = words[now];
   }
 
+  isNews({ itemId }) {
+    return !this.list.expects(itemId) && !this.pending.some((item) => item.itemId === itemId);
+  }
+
   came(items) {
     const mine = [];
     for (const item of items) {
-      const isKnown = this.list.feed.byId.has(item.itemId) || this.pending.some(({ itemId }) => itemId === item.itemId);
-      if (isKnown) continue;
+      if (!this.isNews(item)) continue;
       if (item.tweet.authorId === session.me.userId && !isId(item.retweetedBy?.userId)) mine.push(item);
       else this.pending.push(item);
     }
@@ -188,6 +192,7 @@ export class Home {
   }
 
   count() {
+    this.pending = this.pending.filter(({ itemId }) => !this.list.feed.byId.has(itemId));
     const number = this.pending.length;
     const words = this.tooMany ? "Many new tweets" : plural(number, "new tweet");
     this.pill.hidden = !number && !this.tooMany;

@@ -238,20 +238,17 @@ def test_offline_nothing_is_lost_and_back_nothing_is_twice(stage: Stage) -> None
 def test_what_was_written_outlives_a_reload_and_a_session(stage: Stage) -> None:
     anne = stage.person("anne")
     page = stage.page()
-    sign_in(page, stage.token(principals.user(anne.user_id), 3))
+    sign_in(page, stage.token(principals.user(anne.user_id), 4))
     box = page.get_by_role("textbox", name="New tweet")
     box.fill("Half a thought")
-    page.wait_for_function("() => performance.now() > 4000")
-    page.locator("main").get_by_role("button", name="Tweet", exact=True).click()
     expect(page.get_by_text("Your session is over")).to_be_visible()
     sign_in(page, anne.token)
-    expect(page.get_by_text("Not sent")).to_be_visible()
-    page.get_by_role("button", name="Send again").click()
-    expect(cards(page).locator(".text")).to_have_text(["Half a thought"])
-    box.fill("Another half")
+    expect(box).to_have_value("Half a thought")
     page.reload()
-    expect(box).to_have_value("Another half")
-    assert len(anne.home_ids()) == 1
+    expect(box).to_have_value("Half a thought")
+    page.locator("main").get_by_role("button", name="Tweet", exact=True).click()
+    expect(cards(page).locator(".text")).to_have_text(["Half a thought"])
+    expect(box).to_have_value("")
 
 
 def test_a_tweet_too_heavy_is_not_sent(stage: Stage) -> None:
@@ -301,6 +298,7 @@ def test_like_retweet_and_reply_by_keyboard(stage: Stage) -> None:
 
 def test_operators_see_what_workers_do_and_when_nobody_answers(stage: Stage) -> None:
     author = stage.person("author")
+    stage.person("reader").follow(author)
     page = stage.page("/ops")
     sign_in(page, author.token)
     expect(page.get_by_text("isn't an operator's")).to_be_visible()

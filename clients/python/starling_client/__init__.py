@@ -1,11 +1,11 @@
-"""A client of Starling: channels with a token, deadlines and retries; pages, catch-ups and watching; errors with reasons.
+"""A client of Starling: channels with a token, deadlines and retries; paging, catching up, watching; errors with reasons.
 
     with Starling(tweet="127.0.0.1:7001", timeline="127.0.0.1:7003", token=token) as starling:
         posted = starling.post("Hello")
         for item in starling.home(read_your_write_token=posted.read_your_write_token):
             print(item.author.handle, item.tweet.text)
 
-The stubs are under `starling.<area>.v1`; `starling.tweets`, `starling.timelines` and `starling.graph` are made from them.
+`starling.tweets`, `starling.timelines` and `starling.graph` are the typed stubs, which are under `starling.<area>.v1`.
 """
 
 from starling_client.channels import connect, connect_aio

@@ -13,8 +13,8 @@ _MESSAGE_BYTES_MAX = 4 << 20
 Token = str | Callable[[], str]
 """A token, or what gives one that is valid now; asked at each call."""
 
-# Everything else may be repeated: reads, and changes that say "again: changes nothing". A tweet is posted again only with
-# a request id (`Starling.post`); after a lost answer a second CreateUser would say that the handle is taken.
+# All others may be repeated: reads, and changes that say "again: changes nothing". A tweet is posted again only with a
+# request id (`Starling.post`); after a lost answer a second CreateUser would say that the handle is taken.
 _ONCE = [
     {"service": "starling.tweet.v1.TweetService", "method": "CreateTweet"},
     {"service": "starling.graph.v1.GraphService", "method": "CreateUser"},
