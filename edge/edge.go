@@ -188,6 +188,10 @@ func (e *edge) api(w http.ResponseWriter, r *http.Request, with traced) {
 		return
 	}
 	x := &exchange{route: found, body: body, traceparent: with.parent}
+	if x.ifVersion, refused = found.condition(r); refused != nil {
+		refused.send(w)
+		return
+	}
 	if key := r.Header.Get("Idempotency-Key"); key != "" && found.rpc.Name() == "CreateTweet" {
 		if x.requestID, refused = requestIDOf(key); refused == nil {
 			refused = e.takeKey(r.Context(), who.subject, x.requestID)
@@ -206,6 +210,7 @@ func (e *edge) api(w http.ResponseWriter, r *http.Request, with traced) {
 	call.Body = io.NopCloser(bytes.NewReader(body))
 	answer := &answer{header: w.Header()}
 	e.gateway.ServeHTTP(answer, call)
+	answer.version = x.version
 	answer.send(w, r)
 }
 
@@ -249,9 +254,10 @@ func allowHeader(methods []string) string {
 
 // answer collects what the gateway says, so that it can be tagged.
 type answer struct {
-	header http.Header
-	status int
-	body   bytes.Buffer
+	header  http.Header
+	status  int
+	body    bytes.Buffer
+	version uint32 // of the tweet that it is; 0: it is none
 }
 
 func (a *answer) Header() http.Header { return a.header }
@@ -273,7 +279,7 @@ func (a *answer) send(w http.ResponseWriter, r *http.Request) {
 	isRead := r.Method == http.MethodGet || r.Method == http.MethodHead
 	if isRead && a.status == http.StatusOK {
 		sum := sha256.Sum256(a.body.Bytes())
-		tag := `W/"` + base64.RawURLEncoding.EncodeToString(sum[:12]) + `"`
+		tag := `W/"` + a.tagStart() + base64.RawURLEncoding.EncodeToString(sum[:12]) + `"`
 		a.header.Set("ETag", tag)
 		a.header.Set("Cache-Control", "private, no-cache")
 		a.header.Add("Vary", "Authorization")
@@ -283,6 +289,9 @@ func (a *answer) send(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+	if !isRead && a.version > 0 {
+		a.header.Set("ETag", `W/"`+strings.TrimSuffix(a.tagStart(), ".")+`"`)
+	}
 	if a.status == http.StatusNoContent {
 		a.header.Del("Content-Type")
 		w.WriteHeader(a.status)
@@ -291,6 +300,14 @@ func (a *answer) send(w http.ResponseWriter, r *http.Request) {
 	a.header.Set("Content-Length", strconv.Itoa(a.body.Len()))
 	w.WriteHeader(a.status)
 	_, _ = w.Write(a.body.Bytes())
+}
+
+// tagStart begins a tweet's tag with its version, which is what If-Match is about: counts change without one.
+func (a *answer) tagStart() string {
+	if a.version == 0 {
+		return ""
+	}
+	return strconv.FormatUint(uint64(a.version), 10) + "."
 }
 
 // hasTag compares weakly, as If-None-Match wants it.

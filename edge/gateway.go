@@ -28,6 +28,8 @@ type exchange struct {
 	body        []byte
 	traceparent string
 	requestID   string // of the Idempotency-Key; "": none
+	ifVersion   uint32 // of If-Match; 0: none
+	version     uint32 // of the tweet that was answered
 }
 
 type exchangeKey struct{}
@@ -76,9 +78,13 @@ func newGateway(ctx context.Context, to connections) (http.Handler, error) {
 }
 
 // decorate sets what an answer has beside its body.
-func decorate(_ context.Context, w http.ResponseWriter, message proto.Message) error {
+func decorate(ctx context.Context, w http.ResponseWriter, message proto.Message) error {
 	if written, ok := message.(interface{ GetReadYourWriteToken() string }); ok && written.GetReadYourWriteToken() != "" {
 		w.Header().Set(readYourWriteHeader, written.GetReadYourWriteToken())
+	}
+	if tweet := message.ProtoReflect().Descriptor().Fields().ByName("tweet"); tweet != nil {
+		read, _ := message.(interface{ GetTweet() *tweetv1.Tweet })
+		exchangeOf(ctx).version = read.GetTweet().GetVersion()
 	}
 	switch name := message.ProtoReflect().Descriptor().Name(); name {
 	case "CreateTweetResponse", "RetweetResponse":
@@ -103,7 +109,12 @@ var (
 
 // problemOf turns an error of the gateway or of a service into a problem.
 func (x *exchange) problemOf(err error) *problem {
-	p := fromStatus(err, x.route.jsonName)
+	p := fromStatus(err, func(path string) string {
+		if path == "request_id" && x.requestID != "" {
+			return "Idempotency-Key"
+		}
+		return x.route.jsonName(path)
+	})
 	if p.Status != http.StatusBadRequest || len(p.Fields) > 0 {
 		return p
 	}

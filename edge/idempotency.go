@@ -46,10 +46,14 @@ func uuid(of [16]byte) string {
 	return fmt.Sprintf("%s-%s-%s-%s-%s", text[:8], text[8:12], text[12:16], text[16:20], text[20:])
 }
 
-// withRequestID gives each post a request id, so that it may be tried again: the key's, the body's, or a new one.
-func withRequestID(
+// withHeaders gives calls what came in a request's headers: an edit its version, and a post its request id, so that it
+// may be tried again: the key's, the body's, or a new one.
+func withHeaders(
 	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 ) error {
+	if edit, ok := request.(*tweetv1.UpdateTweetRequest); ok && edit.ExpectedVersion == 0 {
+		edit.ExpectedVersion = exchangeOf(ctx).ifVersion
+	}
 	if post, ok := request.(*tweetv1.CreateTweetRequest); ok {
 		if key := exchangeOf(ctx).requestID; key != "" {
 			post.RequestId = key

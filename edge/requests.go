@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"mime"
 	"net/http"
 	"net/url"
@@ -64,12 +65,7 @@ func (r *route) checkQuery(raw string, variables map[string]string) *problem {
 	if err != nil {
 		return badField("INVALID_ARGUMENT", "", "The query string can't be read.")
 	}
-	names := make([]string, 0, len(given))
-	for name := range given {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(given)) {
 		found := r.rpc.Input().Fields().ByJSONName(name)
 		if found == nil || r.body == "*" || string(found.Name()) == r.body || variables[string(found.Name())] != "" || r.otherKey(found) {
 			return badField("UNKNOWN_PARAMETER", name, "There is no such parameter here.")
@@ -115,7 +111,69 @@ func (r *route) readBody(w http.ResponseWriter, request *http.Request, bytesMax 
 			return nil, refused
 		}
 	}
-	return body, checkJSON(body)
+	if refused := checkJSON(body); refused != nil {
+		return nil, refused
+	}
+	return body, r.checkTypes(body)
+}
+
+// checkTypes refuses what the gateway would take more widely than it is documented: null, 1e3, proto names.
+func (r *route) checkTypes(body []byte) *problem {
+	message := r.rpc.Input()
+	if r.body != "*" {
+		message = message.Fields().ByName(protoreflect.Name(r.body)).Message()
+	}
+	var given map[string]json.RawMessage
+	if err := json.Unmarshal(body, &given); err != nil {
+		return badField("INVALID_ARGUMENT", "", "A JSON object is needed.")
+	}
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		found := message.Fields().ByJSONName(name)
+		if found == nil {
+			return badField("UNKNOWN_FIELD", name, "There is no such field.")
+		}
+		if fault := typeFault(found, given[name]); fault != "" {
+			return badField("INVALID_ARGUMENT", name, fault)
+		}
+	}
+	return nil
+}
+
+// typeFault says what is wrong with a field's value, "" if nothing is.
+func typeFault(of protoreflect.FieldDescriptor, value json.RawMessage) string {
+	switch {
+	case of.IsList():
+		if value[0] != '[' {
+			return "Should be a list."
+		}
+	case of.Kind() == protoreflect.Uint64Kind:
+		return valueFault(of, strings.Trim(string(value), `"`))
+	case of.Kind() == protoreflect.StringKind:
+		if value[0] != '"' {
+			return "Should be a string."
+		}
+	}
+	return ""
+}
+
+var versionTag = regexp.MustCompile(`^(?:W/)?"([1-9]\d{0,8})(?:\.[\w-]*)?"$`)
+
+// condition gives the version that If-Match asks for, 0 without one. Only edits can be bound to a version; elsewhere a
+// condition is refused, not passed over.
+func (r *route) condition(request *http.Request) (uint32, *problem) {
+	header := request.Header.Get("If-Match")
+	if header == "" || header == "*" {
+		return 0, nil
+	}
+	if r.rpc.Name() != "UpdateTweet" {
+		return 0, badField("CONDITION_NOT_SUPPORTED", "If-Match", "There are no conditions here.")
+	}
+	found := versionTag.FindStringSubmatch(header)
+	if found == nil {
+		return 0, newProblem(http.StatusPreconditionFailed, "VERSION_MISMATCH", "No version of a tweet has this ETag.")
+	}
+	version, _ := strconv.ParseUint(found[1], 10, 32)
+	return uint32(version), nil
 }
 
 func checkContentType(request *http.Request) *problem {
@@ -250,12 +308,13 @@ func fieldAt(body []byte, offset int) string {
 		if token == json.Delim('}') || token == json.Delim(']') {
 			stack = stack[:top]
 		}
-		if top = len(stack) - 1; top >= 0 {
-			if stack[top].isArray {
-				stack[top].index++
-			} else {
-				stack[top].key, stack[top].wantKey = "", true
-			}
+		if len(stack) == 0 {
+			return ""
+		}
+		if last := &stack[len(stack)-1]; last.isArray {
+			last.index++
+		} else {
+			last.key, last.wantKey = "", true
 		}
 	}
 }

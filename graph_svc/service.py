@@ -324,8 +324,9 @@ class GraphService(graph_pb2_grpc.GraphServiceServicer):
         self, request: graph_pb2.UpdateFanoutPolicyRequest, context: Any
     ) -> graph_pb2.UpdateFanoutPolicyResponse:
         """See the proto."""
-        await self._store.set_fanout_policy(core.fanout_policy(request.policy))
-        return graph_pb2.UpdateFanoutPolicyResponse(policy=request.policy)
+        policy = core.fanout_policy(request, await self._mover.policy())
+        await self._store.set_fanout_policy(policy)
+        return graph_pb2.UpdateFanoutPolicyResponse(policy=core.policy_message(policy))
 
 
 def _changes_message(as_of_ms: int, changes: Sequence[ModeChange]) -> graph_pb2.WatchPullAuthorsResponse:

@@ -1,5 +1,6 @@
 """The mesh as people run it: a launcher, and real processes, on a data folder of the test's own."""
 
+import fcntl
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from playwright.sync_api import Browser, expect, sync_playwright
 from cli.client import Client
 from launcher import probes
 from launcher.data_folder import DataFolder, Mesh
+from launcher.plan import EDGE
 from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,7 +112,7 @@ class RunningMesh:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids now, by name: launcher, valkey, graph_svc, tweet_svc, fanout_svc, timeline_svc."""
+        """Process ids now, by name: launcher, valkey, graph_svc, tweet_svc, fanout_svc, timeline_svc, edge."""
         return dict(self.mesh.pids)
 
     def log(self) -> str:
@@ -141,9 +143,19 @@ class RunningMesh:
         if name == "valkey":
             host, _, port = mesh.valkey_url.removeprefix("redis://").partition("/")[0].partition(":")
             return await probes.valkey(host, int(port))()
+        if name == EDGE:
+            return await probes.http(mesh.edge.removeprefix("http://"))()
         async with self.client() as client:
             target = client.targets.named()[name]
         return await probes.grpc_service(target)()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built_edge() -> None:
+    """The edge as its sources are: parallel runs wait for one another."""
+    with (ROOT / "Makefile").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(["make", "--no-print-directory", "edge"], cwd=ROOT, check=True, timeout=900)
 
 
 @pytest.fixture(scope="module")

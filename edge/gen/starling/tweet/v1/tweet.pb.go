@@ -1120,9 +1120,12 @@ type UpdateTweetRequest struct {
 	// Required: `tweet_id`, and the new `text`.
 	Tweet *Tweet `protobuf:"bytes,1,opt,name=tweet,proto3" json:"tweet,omitempty"`
 	// What to change: only `text` can be. Absent: `text`.
-	UpdateMask    *fieldmaskpb.FieldMask `protobuf:"bytes,2,opt,name=update_mask,json=updateMask,proto3" json:"update_mask,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	UpdateMask *fieldmaskpb.FieldMask `protobuf:"bytes,2,opt,name=update_mask,json=updateMask,proto3" json:"update_mask,omitempty"`
+	// The version to edit, 0: whichever there is. With another one there, and another text than the new one, nothing
+	// changes: FAILED_PRECONDITION (VERSION_MISMATCH).
+	ExpectedVersion uint32 `protobuf:"varint,3,opt,name=expected_version,json=expectedVersion,proto3" json:"expected_version,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *UpdateTweetRequest) Reset() {
@@ -1167,6 +1170,13 @@ func (x *UpdateTweetRequest) GetUpdateMask() *fieldmaskpb.FieldMask {
 		return x.UpdateMask
 	}
 	return nil
+}
+
+func (x *UpdateTweetRequest) GetExpectedVersion() uint32 {
+	if x != nil {
+		return x.ExpectedVersion
+	}
+	return 0
 }
 
 // The tweet as it is now.
@@ -1961,11 +1971,12 @@ const file_starling_tweet_v1_tweet_proto_rawDesc = "" +
 	"\texhausted\x18\x02 \x01(\bR\texhausted\"/\n" +
 	"\x12DeleteTweetRequest\x12\x19\n" +
 	"\btweet_id\x18\x01 \x01(\x04R\atweetId\"\x15\n" +
-	"\x13DeleteTweetResponse\"\x81\x01\n" +
+	"\x13DeleteTweetResponse\"\xac\x01\n" +
 	"\x12UpdateTweetRequest\x12.\n" +
 	"\x05tweet\x18\x01 \x01(\v2\x18.starling.tweet.v1.TweetR\x05tweet\x12;\n" +
 	"\vupdate_mask\x18\x02 \x01(\v2\x1a.google.protobuf.FieldMaskR\n" +
-	"updateMask\"E\n" +
+	"updateMask\x12)\n" +
+	"\x10expected_version\x18\x03 \x01(\rR\x0fexpectedVersion\"E\n" +
 	"\x13UpdateTweetResponse\x12.\n" +
 	"\x05tweet\x18\x01 \x01(\v2\x18.starling.tweet.v1.TweetR\x05tweet\"l\n" +
 	"\x19ListTweetRevisionsRequest\x12\x19\n" +
