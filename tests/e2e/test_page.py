@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -65,9 +66,9 @@ class Stage:
         token = self.token(principals.user(user_id))
         return Person(handle, user_id, token, self.calls(token))
 
-    def page(self, path: str = "/", **options: object) -> Page:
+    def page(self, path: str = "/", **options: Any) -> Page:
         """A page of a browser of its own. What it complains of is collected."""
-        context = self._browser.new_context(**options)  # type: ignore[arg-type]
+        context = self._browser.new_context(**options)
         context.set_default_timeout(20_000)
         self._contexts.append(context)
         page = context.new_page()
@@ -80,7 +81,7 @@ class Stage:
         if message.type in ("error", "warning") and not HARMLESS.search(message.text):
             self.complaints.append(message.text)
 
-    def signed_in(self, person: Person, **options: object) -> Page:
+    def signed_in(self, person: Person, **options: Any) -> Page:
         page = self.page(**options)
         sign_in(page, person.token)
         expect(page.get_by_role("heading", name="Home")).to_be_visible()

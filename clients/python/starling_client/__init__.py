@@ -1,4 +1,4 @@
-"""A client of Starling: channels with a token, deadlines and retries; paging, catching up, watching; errors with reasons.
+"""A client of Starling: channels with token, deadline and retries; paging, catching up, watching; errors with reasons.
 
     with Starling(tweet="127.0.0.1:7001", timeline="127.0.0.1:7003", token=token) as starling:
         posted = starling.post("Hello")

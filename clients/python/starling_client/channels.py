@@ -74,7 +74,7 @@ def connect_aio(
     credentials: grpc.ChannelCredentials | None = None,
 ) -> grpc.aio.Channel:
     """The same for asyncio. An aio stream that isn't read to its end must be cancelled: `call.cancel()`."""
-    interceptors = [_AsyncUnary(token, timeout), _AsyncStream(token, timeout)]
+    interceptors: list[grpc.aio.ClientInterceptor] = [_AsyncUnary(token, timeout), _AsyncStream(token, timeout)]
     if credentials:
         return grpc.aio.secure_channel(target, credentials, options=_OPTIONS, interceptors=interceptors)
     return grpc.aio.insecure_channel(target, options=_OPTIONS, interceptors=interceptors)
@@ -112,7 +112,7 @@ class _Completing:
         )
 
 
-class _Calling(_Completing, grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
+class _Calling(_Completing, grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
     def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         return continuation(self.details(client_call_details), request)
 
@@ -120,11 +120,11 @@ class _Calling(_Completing, grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamCl
         return continuation(self.details(client_call_details), request)
 
 
-class _AsyncUnary(_Completing, grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
+class _AsyncUnary(_Completing, grpc.aio.UnaryUnaryClientInterceptor):
     async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         return await continuation(self.details(client_call_details), request)
 
 
-class _AsyncStream(_Completing, grpc.aio.UnaryStreamClientInterceptor):  # type: ignore[type-arg]
+class _AsyncStream(_Completing, grpc.aio.UnaryStreamClientInterceptor):
     async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         return await continuation(self.details(client_call_details), request)

@@ -6,7 +6,7 @@ import uuid
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import grpc
@@ -18,7 +18,7 @@ from starling_client.channels import CALL_SECONDS, Token, connect
 from starling_client.errors import explain
 from starling_client.paging import pages
 
-_POST_ATTEMPTS = 4
+_POST_ATTEMPTS = 9  # within about five seconds: a restart takes two
 _PASSING = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -51,7 +51,7 @@ class Starling:
     ) -> None:
         self._closing = ExitStack()
         self._targets = {"graph": graph, "tweet": tweet, "timeline": timeline}
-        self._connect = lambda target: connect(target, token, timeout=timeout, credentials=credentials)
+        self._connect = partial(connect, token=token, timeout=timeout, credentials=credentials)
 
     def _channel(self, area: str) -> grpc.Channel:
         if not self._targets[area]:
@@ -93,7 +93,7 @@ class Starling:
                 said = explain(error)
                 if said.code not in _PASSING:
                     raise
-                wait = said.retry_after_seconds or 0.1 * 2**attempt
+                wait = said.retry_after_seconds or min(0.1 * 2**attempt, 1.0)
                 time.sleep(min(wait, _WAIT_SECONDS_MAX) * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
         return self.tweets.CreateTweet(request)
 

@@ -1,6 +1,7 @@
 """What a failed call says (AIP-193): a stable reason, the fields at fault, and when to come again."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
@@ -20,9 +21,10 @@ class Explanation:
 
 def explain(error: grpc.RpcError) -> Explanation:
     """Of an error that a call raised, in either kind of API."""
-    code, message = error.code(), error.details() or ""  # type: ignore[attr-defined]
+    code, message = error.code(), error.details() or ""
     reason, fields, retry_after = code.name, dict[str, str](), 0.0
-    for name, value in error.trailing_metadata() or ():  # type: ignore[attr-defined]
+    metadata: Any = error.trailing_metadata() or ()
+    for name, value in metadata:
         if name != "grpc-status-details-bin":
             continue
         for detail in status_pb2.Status.FromString(value).details:
