@@ -122,14 +122,15 @@ class Starling:
         known = frozenset(known_ids)
         return [item for item in self.home(newer_than_id=max(known, default=0)) if item.item_id not in known]
 
-    def watch(self, newer_than_id: int) -> Iterator[timeline_pb2.HomeTimelineItem]:
-        """What comes to the home timeline, each once, without end: first what came since the item `newer_than_id`.
+    def watch(self, known_ids: Collection[int] = ()) -> Iterator[timeline_pb2.HomeTimelineItem]:
+        """What comes to the home timeline, each once, without end: first what has come besides the items that you have
+        (`known_ids`, as for `catch_up`); without any, all of it.
 
         A stream is short; the next one begins with what came since the newest item given out. After a gap this
         catches up by itself. Raises when nothing has answered 30 times.
         """
-        newest, failures = newer_than_id or 1, 0  # 0 would leave out what comes before a stream has begun
-        seen: deque[int] = deque([newer_than_id], _SEEN_MAX)
+        newest, failures = max(known_ids, default=1), 0  # 0 would leave out what comes before a stream has begun
+        seen = deque(known_ids, _SEEN_MAX)
         while True:
             try:
                 for item in self._watched(newest):
