@@ -130,7 +130,7 @@ class Starling:
         catches up by itself. Raises when nothing has answered 30 times.
         """
         newest, failures = max(known_ids, default=1), 0  # 0 would leave out what comes before a stream has begun
-        seen = deque(known_ids, _SEEN_MAX)
+        seen = deque(sorted(known_ids), _SEEN_MAX)
         while True:
             try:
                 for item in self._watched(newest):
