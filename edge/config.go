@@ -29,7 +29,8 @@ type config struct {
 	userClaim      string
 	corsOrigins    []string
 	timeout        time.Duration // of a call without a deadline of its own, and the longest
-	drain          time.Duration
+	drainLeast     time.Duration // for balancers to notice that /readyz is 503
+	drain          time.Duration // at most, for clients to let go of their connections
 	grace          time.Duration
 	bodyBytesMax   int64
 	headerBytesMax int
@@ -123,7 +124,8 @@ func loadConfig(get func(string) string) (config, []string) {
 		userClaim:      e.text("EDGE_USER_CLAIM", "sub"),
 		corsOrigins:    e.list("EDGE_CORS_ORIGINS"),
 		timeout:        e.seconds("EDGE_TIMEOUT_SECONDS", 10, 0.1, 300),
-		drain:          e.seconds("EDGE_DRAIN_SECONDS", 1, 0, 300),
+		drain:          e.seconds("EDGE_DRAIN_SECONDS", 5, 0, 300),
+		drainLeast:     e.seconds("DRAIN_SECONDS", 0.5, 0, 300),
 		grace:          e.seconds("GRACE_SECONDS", 10, 0.1, 300),
 		bodyBytesMax:   int64(e.number("EDGE_BODY_BYTES_MAX", 64<<10, 1<<10, 16<<20)),
 		headerBytesMax: int(e.number("EDGE_HEADER_BYTES_MAX", 16<<10, 4<<10, 1<<20)),

@@ -220,10 +220,10 @@ func (g *watching) follow(ctx context.Context, events chan<- event) *problem {
 			return nil
 		case errors.Is(err, io.EOF):
 			continue
-		case begunAlready || !renewal || !isPassing(err):
+		case begunAlready || !isPassing(err, renewal):
 			return fromStatus(err, func(name string) string { return name })
 		}
-		// Between two streams the service may restart, which isn't the client's business.
+		// Before and between streams the service may restart, which isn't the client's business.
 		if failing.IsZero() {
 			failing = time.Now()
 		}
@@ -237,9 +237,10 @@ func (g *watching) follow(ctx context.Context, events chan<- event) *problem {
 	}
 }
 
-func isPassing(err error) bool {
+// isPassing: waiting may help. A place that one's last stream still holds will be free.
+func isPassing(err error, renewal bool) bool {
 	code := status.Code(err)
-	return code == codes.Unavailable || code == codes.Canceled || code == codes.ResourceExhausted
+	return code == codes.Unavailable || code == codes.Canceled || renewal && code == codes.ResourceExhausted
 }
 
 // watch takes the messages of one stream; io.EOF is its proper end. One that is silent counts as unavailable.

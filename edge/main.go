@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -107,8 +108,10 @@ func listen(c config) (net.Listener, error) {
 }
 
 func serve(ctx context.Context, e *edge, listener net.Listener) int {
+	open := &openConnections{idleSince: map[net.Conn]time.Time{}}
 	server := &http.Server{
 		Handler:           e,
+		ConnState:         open.note,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       30 * time.Second,
 		WriteTimeout:      e.config.timeout + 30*time.Second,
@@ -132,14 +135,53 @@ func serve(ctx context.Context, e *edge, listener net.Listener) int {
 		return 1
 	case <-ctx.Done():
 	}
-	return e.stop(server)
+	return e.stop(server, open)
 }
 
-// stop ends without a client's noticing: what comes on open connections is answered, and told to come on another next
-// time, before idle ones are closed.
-func (e *edge) stop(server *http.Server) int {
+const (
+	unusedAfter = 2500 * time.Millisecond // an idle connection that is hardly used again
+	drainPoll   = 50 * time.Millisecond
+)
+
+// openConnections are those that clients may send something on.
+type openConnections struct {
+	mutex     sync.Mutex
+	idleSince map[net.Conn]time.Time // zero: in use
+}
+
+func (o *openConnections) note(conn net.Conn, state http.ConnState) {
+	o.mutex.Lock()
+	defer o.mutex.Unlock()
+	switch state {
+	case http.StateClosed, http.StateHijacked:
+		delete(o.idleSince, conn)
+	case http.StateIdle:
+		o.idleSince[conn] = time.Now()
+	default:
+		o.idleSince[conn] = time.Time{}
+	}
+}
+
+// quiet says whether all have been idle for some time.
+func (o *openConnections) quiet() bool {
+	o.mutex.Lock()
+	defer o.mutex.Unlock()
+	for _, since := range o.idleSince {
+		if since.IsZero() || time.Since(since) < unusedAfter {
+			return false
+		}
+	}
+	return true
+}
+
+// stop ends without a client's noticing: what comes on open connections is answered, and told to come on another one
+// next time; only those that nobody uses are closed. New ones wait at the launcher's socket, or go to other edges.
+func (e *edge) stop(server *http.Server, open *openConnections) int {
 	slog.Info("edge drains", "pid", os.Getpid())
-	time.Sleep(e.config.drain)
+	time.Sleep(e.config.drainLeast)
+	for end := time.Now().Add(e.config.drain); !open.quiet() && time.Now().Before(end); {
+		time.Sleep(drainPoll)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), e.config.grace)
 	defer cancel()
 	if err := server.Shutdown(ctx); err != nil {

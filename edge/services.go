@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	patience     = 4 * time.Second // how long a call is tried again: a restart takes about two
-	forgetful    = 6 * time.Second // away for so long, a service isn't waited for any more
+	patience     = 7 * time.Second  // how long a call is tried again: a restart takes about two, on a busy machine four
+	forgetful    = 10 * time.Second // away for so long, a service isn't waited for any more
 	retryFirst   = 50 * time.Millisecond
 	retryMost    = 400 * time.Millisecond
 	messageBytes = 4 << 20
