@@ -1,5 +1,7 @@
 // Elements, dialogs and times. Text gets into the page through text nodes only: nothing that people write is ever markup.
 
+import { ICONS } from "./icons.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 const TOAST_MS = 6_000;
 
@@ -25,7 +27,7 @@ export function svg(tag, attributes = {}, ...children) {
 }
 
 export function icon(name) {
-  return svg("svg", { class: "icon", "aria-hidden": "true" }, svg("use", { href: `/icons.svg#${name}` }));
+  return svg("svg", { class: "icon", viewBox: "0 0 24 24", "aria-hidden": "true" }, svg("path", { d: ICONS[name] }));
 }
 
 export function logo() {
@@ -106,7 +108,7 @@ export function state(title, text, again = null, label = "Try again") {
   return h(
     "div.state",
     { role: again ? "alert" : null },
-    h("h2", {}, title),
+    title && h("h2", {}, title),
     h("p", {}, text),
     again && h("button.primary", { type: "button", onclick: again }, label),
   );

@@ -214,8 +214,7 @@ export class CardList {
 
   showSending(sending) {
     const tweet = { text: sending.text, createdAt: new Date().toISOString() };
-    const view = card({ itemId: "", tweet, author: session.me }, { main: true });
-    view.element.classList.remove("main");
+    const view = card({ itemId: "", tweet, author: session.me }, { sending: true });
     view.element.classList.add("on-its-way");
     view.element.ariaLabel = "Your tweet, on its way";
     view.element.querySelector(".actions").replaceChildren(h("span.note", { role: "status" }, "Sending…"));

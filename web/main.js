@@ -4,7 +4,7 @@ import { events, session } from "./api.js";
 import { compose } from "./compose.js";
 import { dialog, h, icon, logo, skeletons, state } from "./dom.js";
 import { like, more, retweetOrQuote } from "./tweet.js";
-import { find, followers, following, hidden, Home, profile, signIn, tweet } from "./views.js";
+import { find, followers, following, heading, hidden, Home, profile, signIn, tweet } from "./views.js";
 
 const app = document.getElementById("app");
 const ROUTES = [
@@ -96,11 +96,14 @@ async function route(first = false) {
     if (mine === going) show(made, first);
     else made.stop?.();
   } catch (error) {
-    if (mine === going) {
-      const title = error.status === 404 ? "Not here" : "That didn't work";
-      show({ element: h("div", {}, h("h1.hidden-text", { tabIndex: -1 }, title), state(title, error.message, () => route())), title });
-    }
+    if (mine === going) show(failure(error), first);
   }
+}
+
+function failure(error) {
+  const title = error.status === 404 ? "Not here" : error.status ? "That didn't work" : "No connection";
+  const again = error.status === 404 ? null : () => route();
+  return { element: h("div", {}, heading(title), state("", error.message, again)), title, again };
 }
 
 function show(next, first) {
@@ -159,12 +162,13 @@ document.addEventListener("keydown", (event) => {
 
 function connection() {
   const banner = document.getElementById("banner");
-  banner.textContent = navigator.onLine ? "" : "You are offline. What you see stays; what you write is kept.";
+  banner.textContent = navigator.onLine ? "" : "You are offline. What you write is kept.";
   document.body.classList.toggle("offline", !navigator.onLine);
 }
 
 addEventListener("hashchange", () => route());
 addEventListener("online", connection);
+addEventListener("online", () => view?.again?.());
 addEventListener("offline", connection);
 events.addEventListener("signedout", ({ detail }) => start(detail));
 events.addEventListener("news", title);

@@ -9,15 +9,16 @@ import { pieces } from "./text.js";
  * The card of an item `{itemId, tweet, author, retweetedBy, references}`. `shown` is what the card knows: `liked`,
  * `retweeted`. `show(item, shown)` draws it again; the element stays the same one.
  */
-export function card(item, { main = false } = {}) {
+export function card(item, { main = false, sending = false } = {}) {
   const element = h("article.tweet", { tabIndex: 0, "data-id": item.itemId, "data-tweet": item.tweet.tweetId });
   const view = { element, item, liked: false, retweeted: false, main };
   element.classList.toggle("main", main);
+  const opens = !main && !sending;
   element.addEventListener("click", (event) => {
-    if (!event.target.closest("a, button, img") && getSelection().isCollapsed && !main) open(view);
+    if (!event.target.closest("a, button, img") && getSelection().isCollapsed && opens) open(view);
   });
   element.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && event.target === element && !main) open(view);
+    if (event.key === "Enter" && event.target === element && opens) open(view);
   });
   element.view = view;
   draw(view);
@@ -59,8 +60,8 @@ function head({ item: { tweet, author } }) {
     {},
     link(author),
     h("span.handle", {}, `@${author.handle}`),
-    h("span.dot", { ariaHidden: "true" }, "·"),
-    tweet.tweetId ? h("a.when", { href: `#/tweet/${tweet.tweetId}` }, moment(tweet.createdAt)) : "",
+    tweet.tweetId && h("span.dot", { ariaHidden: "true" }, "·"),
+    tweet.tweetId && h("a.when", { href: `#/tweet/${tweet.tweetId}` }, moment(tweet.createdAt)),
     tweet.editedAt
       ? h("button.edited", { type: "button", "data-action": "history", onclick: () => history(tweet) }, "edited")
       : "",

@@ -11,7 +11,7 @@ const PAGE = 20;
 const PEOPLE_PAGE = 50;
 const PENDING_MAX = 500;
 
-function heading(text, back = true) {
+export function heading(text, back = true) {
   const title = h("h1", { tabIndex: -1 }, text);
   const button = h("button.round", { type: "button", ariaLabel: "Back", onclick: () => history.back() }, icon("back"));
   return h("header.bar", {}, back ? button : "", title);
