@@ -57,9 +57,13 @@ func (e *edge) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				newProblem(http.StatusInternalServerError, "INTERNAL", "Something went wrong here; it is in the logs.").send(seen)
 			}
 		}
+		elapsed := time.Since(began)
+		if seen.rpc != "" {
+			observe(seen.rpc, seen.status, elapsed.Seconds())
+		}
 		if e.config.logRequests || seen.status >= 500 && r.URL.Path != readyPath {
 			slog.Info("request", "method", r.Method, "path", r.URL.Path, "status", seen.status,
-				"ms", float64(time.Since(began).Microseconds())/1000, "caller", seen.caller, "trace", trace)
+				"ms", float64(elapsed.Microseconds())/1000, "caller", seen.caller, "trace", trace)
 		}
 	}()
 	e.outer.ServeHTTP(seen, r.WithContext(context.WithValue(r.Context(), tracedKey{}, traced{trace, seen})))
@@ -162,6 +166,7 @@ func (e *edge) api(w http.ResponseWriter, r *http.Request, with traced) {
 		e.unrouted(w, method, allowed)
 		return
 	}
+	with.seen.rpc = string(found.rpc.Name())
 	who, refused := e.admit(w, r, with.seen)
 	if refused != nil {
 		refused.send(w)
@@ -350,6 +355,7 @@ type seenWriter struct {
 	http.ResponseWriter
 	status int
 	caller string
+	rpc    string // "": none was found
 }
 
 func (w *seenWriter) WriteHeader(status int) {

@@ -61,6 +61,7 @@ func (e *edge) stream(w http.ResponseWriter, r *http.Request, with traced) {
 		return
 	}
 	defer e.streams.Add(-1)
+	with.seen.rpc = "WatchHomeTimeline"
 	who, refused := e.admit(w, r, with.seen)
 	if refused == nil && who.userID == "" {
 		refused = newProblem(http.StatusForbidden, "USERS_ONLY", "Only a user may call this.")

@@ -39,6 +39,10 @@ func run() int {
 		fmt.Fprintln(os.Stderr, "configuration:", err)
 		return 2
 	}
+	if err := e.serveMetrics(life); err != nil {
+		fmt.Fprintln(os.Stderr, "configuration: STARLING_EDGE_METRICS_LISTEN:", err)
+		return 2
+	}
 	listener, err := listen(c)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "configuration: STARLING_LISTEN: can't listen on %s: %v\n", c.listen, err)

@@ -44,7 +44,7 @@ var narrowed = map[string]object{
 	"CreateTweetRequest.requestId":               {"format": "uuid"},
 	"Tweet.text":                                 {"minLength": 1, "format": "tweet-text"},
 	"CreateUserRequest.handle":                   {"pattern": "^[A-Za-z0-9_]{1,15}$"},
-	"CreateUserRequest.displayName":              {"maxLength": 50, "format": "display-name"},
+	"CreateUserRequest.displayName":              {"format": "display-name"},
 	"GetUserRequest.handle":                      {"pattern": "^[A-Za-z0-9_]{1,15}$"},
 	"FanoutPolicy.pullThreshold":                 {"minimum": 2, "maximum": 1_000_000_000},
 	"FanoutPolicy.pullThresholdMin":              {"minimum": 0, "maximum": 1_000_000_000},
@@ -53,7 +53,8 @@ var narrowed = map[string]object{
 	"CreateTweetRequest.quotedTweetId":           {"minimum": 0},
 	"UpdateTweetRequest.updateMask":              {"enum": []string{"text"}},
 	"UpdateFanoutPolicyRequest.updateMask":       {"pattern": "^(pullThreshold|pullThresholdMin)(,(pullThreshold|pullThresholdMin))?$"},
-	"ListHomeTimelineRequest.readYourWriteToken": {"pattern": idPattern},
+	"ListHomeTimelineRequest.readYourWriteToken": {"pattern": "^([1-9][0-9]{0,18})?$"},
+	"UpdateTweetRequest.expectedVersion":         {"minimum": 0, "maximum": 1<<32 - 1},
 }
 
 // needed are the fields that a request can't do without, beside those in its path.
@@ -71,7 +72,7 @@ var needed = map[string][]string{
 
 // problems are an operation's own statuses, beside those that every one has.
 var problemsOf = map[string][]int{
-	"CreateTweet": {404, 409, 422}, "UpdateTweet": {404}, "DeleteTweet": {404}, "GetTweet": {404}, "GetUser": {404},
+	"CreateTweet": {404, 409, 422}, "UpdateTweet": {404, 412}, "DeleteTweet": {404}, "GetTweet": {404}, "GetUser": {404},
 	"ListTweetRevisions": {404}, "Retweet": {404}, "UndoRetweet": {404}, "Like": {404}, "Unlike": {404},
 	"CreateUser": {409}, "Follow": {404, 409}, "Unfollow": {404, 409}, "Block": {404, 409}, "Unblock": {404, 409},
 	"Mute": {404, 409}, "Unmute": {404, 409}, "ListUserTweets": {404}, "ListFollowers": {404}, "ListFollowing": {404},
@@ -83,6 +84,7 @@ var meanings = map[int]string{
 	403: "The caller may not do this.",
 	404: "It is not there.",
 	409: "Something that is there forbids it, or a request with this key is still running.",
+	412: "The tweet is of another version.",
 	413: "The body is too large.",
 	415: "The body isn't JSON.",
 	422: "The idempotency key was used with another body.",
@@ -215,8 +217,15 @@ func parametersOf(r *route, generated object) []object {
 	}
 	if r.rpc.Name() == "CreateTweet" {
 		found = append(found, object{
-			"name": "Idempotency-Key", "in": "header", "schema": object{"type": "string", "pattern": "^[A-Za-z0-9_-]{1,255}$"},
-			"description": "For 24 h a repeat with the same key and body gives the same tweet.",
+			"name": "Idempotency-Key", "in": "header", "schema": object{"type": "string", "format": "idempotency-key"},
+			"description": "1 to 255 visible ASCII characters, such as a UUID: for 24 h a repeat with the same key and body " +
+				"gives the same tweet.",
+		})
+	}
+	if r.rpc.Name() == "UpdateTweet" {
+		found = append(found, object{
+			"name": "If-Match", "in": "header", "schema": object{"type": "string", "format": "entity-tag"},
+			"description": "A tweet's ETag: edit that version, or nothing (412).",
 		})
 	}
 	return found

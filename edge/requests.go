@@ -33,6 +33,10 @@ func valueFault(of protoreflect.FieldDescriptor, text string) string {
 		if _, err = strconv.ParseUint(text, 10, 64); err != nil || !natural.MatchString(text) {
 			return "Should be a decimal number from 0 to 18446744073709551615."
 		}
+	case protoreflect.Uint32Kind:
+		if _, err = strconv.ParseUint(text, 10, 32); err != nil || !natural.MatchString(text) {
+			return "Should be a decimal number from 0 to 4294967295."
+		}
 	case protoreflect.Int32Kind:
 		if _, err = strconv.ParseInt(text, 10, 32); err != nil || !integer.MatchString(text) {
 			return "Should be a decimal number of 32 bits."
