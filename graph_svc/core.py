@@ -74,8 +74,8 @@ def policy_message(policy: FanoutPolicy) -> graph_pb2.FanoutPolicy:
     return graph_pb2.FanoutPolicy(pull_threshold=policy.pull_threshold, pull_threshold_min=policy.pull_threshold_min)
 
 
-def policy_response(policy: FanoutPolicy, pressure: Pressure) -> graph_pb2.GetFanoutPolicyResponse:
-    """A policy, and what lag makes of it, as the protos say it."""
+def policy_response(policy: FanoutPolicy, pressure: Pressure, pulled_authors: int) -> graph_pb2.GetFanoutPolicyResponse:
+    """A policy, what lag makes of it, and how many authors are pulled, as the protos say it."""
     return graph_pb2.GetFanoutPolicyResponse(
         policy=policy_message(policy),
         pressure=graph_pb2.FanoutPressure(
@@ -84,6 +84,7 @@ def policy_response(policy: FanoutPolicy, pressure: Pressure) -> graph_pb2.GetFa
             pull_threshold=pressure.threshold(policy),
             changes=pressure.changes,
         ),
+        pulled_authors=pulled_authors,
     )
 
 

@@ -318,7 +318,8 @@ class GraphService(graph_pb2_grpc.GraphServiceServicer):
         self, request: graph_pb2.GetFanoutPolicyRequest, context: Any
     ) -> graph_pb2.GetFanoutPolicyResponse:
         """See the proto."""
-        return core.policy_response(await self._mover.policy(), self._mover.pressure)
+        pulled = len(await self._store.pulled_authors(0, _WATCH_CHUNK))
+        return core.policy_response(await self._mover.policy(), self._mover.pressure, pulled)
 
     async def UpdateFanoutPolicy(
         self, request: graph_pb2.UpdateFanoutPolicyRequest, context: Any

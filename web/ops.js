@@ -113,8 +113,10 @@ function start() {
     rate: tile("Deliveries per second", series.rate),
     threshold: tile("Authors are pulled from", series.threshold),
     mode: tile("Mode"),
+    pulled: tile("Authors pulled now"),
     delay: tile("Post to list"),
     dead: tile("Dead letters"),
+    retries: tile("Tried again"),
   };
   const fresh = h("p.fresh", { role: "status" }, "Asking…");
   const partitions = h("div.topics", {});
@@ -184,7 +186,7 @@ function poll(work) {
   return stopping;
 }
 
-function show(status, { policy, pressure = {} }, { tiles, series, seen }) {
+function show(status, { policy, pressure = {}, pulledAuthors = 0 }, { tiles, series, seen }) {
   const partitions = status.partitions ?? [];
   const lag = Math.max(0, ...partitions.map((one) => one.lagSeconds ?? 0));
   const waiting = partitions.reduce((sum, one) => sum + Number(one.lagMessages ?? 0), 0);
@@ -204,11 +206,14 @@ function show(status, { policy, pressure = {} }, { tiles, series, seen }) {
 
   const [mode, means, how] = modeOf(pressure, lowered);
   tiles.mode.show(mode, `${means}; ${changes(pressure.changes)}`, how);
+  const pulled = Number(pulledAuthors);
+  tiles.pulled.show(count(pulled), pulled ? "their readers pull them; all others are pushed" : "everybody is pushed");
 
   const delay = status.worker?.delay ?? {};
   tiles.delay.show(seconds(delay.p99Seconds ?? 0), `99 of 100; half within ${seconds(delay.p50Seconds ?? 0)}`);
   const dead = Number(status.deadLetters ?? 0);
-  tiles.dead.show(count(dead), dead ? "look at fanout-dead-letters" : "nothing was given up", dead ? "bad" : "good");
+  tiles.dead.show(count(dead), dead ? "look at the topic fanout-dead-letters" : "nothing was given up", dead ? "bad" : "good");
+  tiles.retries.show(count(Number(status.worker?.retries ?? 0)), "what was unavailable for a moment");
 
   drawPartitions(seen.partitions, partitions);
   drawWorkers(seen);

@@ -299,7 +299,8 @@ def test_like_retweet_and_reply_by_keyboard(stage: Stage) -> None:
 
 def test_operators_see_what_workers_do_and_when_nobody_answers(stage: Stage) -> None:
     author = stage.person("author")
-    stage.person("reader").follow(author)
+    for _ in range(2):
+        stage.person("reader").follow(author)
     page = stage.page("/ops")
     sign_in(page, author.token)
     expect(page.get_by_text("isn't an operator's")).to_be_visible()
@@ -313,9 +314,13 @@ def test_operators_see_what_workers_do_and_when_nobody_answers(stage: Stage) -> 
     page.wait_for_function(
         "before => Number(document.querySelectorAll('tbody td')[1].textContent.replace(',', '')) > before", arg=before
     )
-    page.get_by_label("Pull authors from").fill("50000")
-    page.get_by_role("button", name="Set").click()
-    page.get_by_role("dialog").get_by_role("button", name="Set").click()
+    pulled = page.get_by_role("region", name="Authors pulled now").locator(".value")
+    expect(pulled).to_have_text("0")
+    for threshold, now in (("2", "1"), ("50000", "0")):
+        page.get_by_label("Pull authors from").fill(threshold)
+        page.get_by_role("button", name="Set").click()
+        page.get_by_role("dialog").get_by_role("button", name="Set").click()
+        expect(pulled).to_have_text(now)
     expect(page.get_by_role("region", name="Authors are pulled from")).to_contain_text("50,000")
     page.context.set_offline(True)
     expect(page.locator(".fresh")).to_contain_text("what you see is old")

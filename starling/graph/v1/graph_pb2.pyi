@@ -927,6 +927,9 @@ class GetFanoutPolicyResponse(_message.Message):
 
     POLICY_FIELD_NUMBER: _builtins.int
     PRESSURE_FIELD_NUMBER: _builtins.int
+    PULLED_AUTHORS_FIELD_NUMBER: _builtins.int
+    pulled_authors: _builtins.int
+    """Authors who are pulled now, those on their way back to being pushed included; counted up to 4,096."""
     @_builtins.property
     def policy(self) -> Global___FanoutPolicy:
         """Always set."""
@@ -940,10 +943,11 @@ class GetFanoutPolicyResponse(_message.Message):
         *,
         policy: Global___FanoutPolicy | None = ...,
         pressure: Global___FanoutPressure | None = ...,
+        pulled_authors: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "pressure", b"pressure"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "pressure", b"pressure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "pressure", b"pressure", "pulled_authors", b"pulled_authors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1896,7 +1896,9 @@ type GetFanoutPolicyResponse struct {
 	// Always set.
 	Policy *FanoutPolicy `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
 	// What the lag of fan-out has made of it.
-	Pressure      *FanoutPressure `protobuf:"bytes,2,opt,name=pressure,proto3" json:"pressure,omitempty"`
+	Pressure *FanoutPressure `protobuf:"bytes,2,opt,name=pressure,proto3" json:"pressure,omitempty"`
+	// Authors who are pulled now, those on their way back to being pushed included; counted up to 4,096.
+	PulledAuthors uint32 `protobuf:"varint,3,opt,name=pulled_authors,json=pulledAuthors,proto3" json:"pulled_authors,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1943,6 +1945,13 @@ func (x *GetFanoutPolicyResponse) GetPressure() *FanoutPressure {
 		return x.Pressure
 	}
 	return nil
+}
+
+func (x *GetFanoutPolicyResponse) GetPulledAuthors() uint32 {
+	if x != nil {
+		return x.PulledAuthors
+	}
+	return 0
 }
 
 // How far behind fan-out is, and what is done about it.
@@ -2928,10 +2937,11 @@ const file_starling_graph_v1_graph_proto_rawDesc = "" +
 	"\fFanoutPolicy\x12%\n" +
 	"\x0epull_threshold\x18\x01 \x01(\x04R\rpullThreshold\x12,\n" +
 	"\x12pull_threshold_min\x18\x02 \x01(\x04R\x10pullThresholdMin\"\x18\n" +
-	"\x16GetFanoutPolicyRequest\"\x91\x01\n" +
+	"\x16GetFanoutPolicyRequest\"\xb8\x01\n" +
 	"\x17GetFanoutPolicyResponse\x127\n" +
 	"\x06policy\x18\x01 \x01(\v2\x1f.starling.graph.v1.FanoutPolicyR\x06policy\x12=\n" +
-	"\bpressure\x18\x02 \x01(\v2!.starling.graph.v1.FanoutPressureR\bpressure\"\x98\x01\n" +
+	"\bpressure\x18\x02 \x01(\v2!.starling.graph.v1.FanoutPressureR\bpressure\x12%\n" +
+	"\x0epulled_authors\x18\x03 \x01(\rR\rpulledAuthors\"\x98\x01\n" +
 	"\x0eFanoutPressure\x12\x1f\n" +
 	"\vlag_seconds\x18\x01 \x01(\x01R\n" +
 	"lagSeconds\x12$\n" +
