@@ -14,8 +14,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from starling.graph.v1 import graph_pb2
-from starling_client import Starling, explain
+from starling.graph.v1 import graph_pb2, graph_pb2_grpc
+from starling_client import Starling, connect_aio, explain
 from tests.e2e.conftest import ROOT, RunningMesh
 
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs/clients.md").read_text(), re.DOTALL)
@@ -155,6 +155,22 @@ def test_a_post_is_there_once_though_its_service_was_away(
     ):
         stranger.graph.GetUser(graph_pb2.GetUserRequest(user_id=1))
     assert explain(refused.value).reason == "TOKEN_INVALID"
+
+
+async def test_the_token_goes_with_calls_of_every_kind(
+    running_mesh: RunningMesh, environment: Mapping[str, str]
+) -> None:
+    token = run(["starling", "token", "operator"], environment).strip()
+    edges = [graph_pb2.ImportFollowsRequest(edges=[graph_pb2.Edge(follower_id=1, followee_id=2)])]
+    refused = graph_pb2.ImportFollowsResponse(refused=1)
+    with Starling(token=lambda: token, graph=environment["GRAPH_SVC"]) as starling:
+        assert list(starling.graph.ImportFollows(iter(edges))) == [refused]
+    async with connect_aio(environment["GRAPH_SVC"], token) as channel:
+        stub = graph_pb2_grpc.GraphServiceStub(channel)
+        assert [one async for one in stub.ImportFollows(iter(edges))] == [refused]
+        with pytest.raises(grpc.aio.AioRpcError) as nobody:
+            await stub.GetUser(graph_pb2.GetUserRequest(handle="nobody"))
+    assert explain(nobody.value).reason == "USER_NOT_FOUND"
 
 
 def test_the_main_wheel_carries_all_that_the_mesh_reads(copy: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, expect
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Locator, Page, Route, expect
 
 from mesh import principals
 from mesh.principals import OPERATOR, Principal
@@ -149,6 +149,9 @@ def test_a_tweet_arrives_live_and_is_the_first_after_a_reload(stage: Stage) -> N
     assert reader.locator(".text img, .text b").count() == 0
     reader.reload()
     expect(cards(reader).first.locator(".text")).to_have_text(text)
+    with writer.expect_request(lambda request: f"readYourWriteToken={ids(reader)[0]}" in request.url):
+        writer.reload()
+    expect(cards(writer)).to_have_count(1)
     assert ids(reader) == ids(writer) == anne.home_ids()
 
 
@@ -234,6 +237,25 @@ def test_offline_nothing_is_lost_and_back_nothing_is_twice(stage: Stage) -> None
     expect(cards(page)).to_have_count(3)
     assert ids(page) == anne.home_ids()
     assert set(map(str, came)) < set(ids(page))
+
+
+def test_a_post_whose_answer_is_lost_is_there_once(stage: Stage) -> None:
+    anne = stage.person("anne")
+    page = stage.signed_in(anne)
+    sent: list[str | None] = []
+
+    def lose_the_first_answer(route: Route) -> None:
+        sent.append(route.request.header_value("idempotency-key"))
+        route.fetch()
+        route.continue_() if len(sent) > 1 else route.abort()
+
+    page.route("**/api/v1/tweets", lose_the_first_answer)
+    write(page, "Said once")
+    expect(cards(page).locator(".text")).to_have_text(["Said once"])
+    expect(page.get_by_text("Sending")).to_have_count(0)
+    assert len(sent) == 2
+    assert len(set(sent)) == 1
+    assert len(anne.home_ids()) == 1
 
 
 def test_what_was_written_outlives_a_reload_and_a_session(stage: Stage) -> None:

@@ -74,7 +74,7 @@ def connect_aio(
     credentials: grpc.ChannelCredentials | None = None,
 ) -> grpc.aio.Channel:
     """The same for asyncio. An aio stream that isn't read to its end must be cancelled: `call.cancel()`."""
-    interceptors: list[grpc.aio.ClientInterceptor] = [_AsyncUnary(token, timeout), _AsyncStream(token, timeout)]
+    interceptors: list[grpc.aio.ClientInterceptor] = [kind(token, timeout) for kind in _ASYNC_KINDS]
     if credentials:
         return grpc.aio.secure_channel(target, credentials, options=_OPTIONS, interceptors=interceptors)
     return grpc.aio.insecure_channel(target, options=_OPTIONS, interceptors=interceptors)
@@ -112,19 +112,38 @@ class _Completing:
         )
 
 
-class _Calling(_Completing, grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+class _Calling(
+    _Completing,
+    grpc.UnaryUnaryClientInterceptor,
+    grpc.UnaryStreamClientInterceptor,
+    grpc.StreamUnaryClientInterceptor,
+    grpc.StreamStreamClientInterceptor,
+):
+    def _intercept(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         return continuation(self.details(client_call_details), request)
 
-    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(self.details(client_call_details), request)
+    intercept_unary_unary = intercept_unary_stream = _intercept
+    intercept_stream_unary = intercept_stream_stream = _intercept  # type: ignore[assignment]
 
 
-class _AsyncUnary(_Completing, grpc.aio.UnaryUnaryClientInterceptor):
-    async def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+class _AsyncCalling(_Completing):
+    async def _intercept(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
         return await continuation(self.details(client_call_details), request)
 
+    intercept_unary_unary = intercept_unary_stream = intercept_stream_unary = intercept_stream_stream = _intercept
 
-class _AsyncStream(_Completing, grpc.aio.UnaryStreamClientInterceptor):
-    async def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return await continuation(self.details(client_call_details), request)
+
+# grpc.aio takes an interceptor for the first kind that it is of: one for each.
+class _AsyncUnaryUnary(_AsyncCalling, grpc.aio.UnaryUnaryClientInterceptor): ...
+
+
+class _AsyncUnaryStream(_AsyncCalling, grpc.aio.UnaryStreamClientInterceptor): ...
+
+
+class _AsyncStreamUnary(_AsyncCalling, grpc.aio.StreamUnaryClientInterceptor): ...
+
+
+class _AsyncStreamStream(_AsyncCalling, grpc.aio.StreamStreamClientInterceptor): ...
+
+
+_ASYNC_KINDS = (_AsyncUnaryUnary, _AsyncUnaryStream, _AsyncStreamUnary, _AsyncStreamStream)
