@@ -17,7 +17,6 @@ import (
 	"github.com/coder/websocket"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protojson"
 
 	timelinev1 "starling/edge/gen/starling/timeline/v1"
 )
@@ -198,12 +197,8 @@ func (g *watching) follow(ctx context.Context, events chan<- event) *problem {
 				if !seen.add(id) || renewal && g.newerThan == 0 && id < g.begun {
 					return nil
 				}
-				text, err := protojson.MarshalOptions{EmitDefaultValues: true}.Marshal(kind.Item)
-				if err != nil {
-					return err
-				}
 				newest = max(newest, id)
-				one.kind, one.data = "item", text
+				one.kind, one.data = "item", appendMessage(nil, kind.Item.ProtoReflect())
 			}
 			one.id = max(newest, g.from)
 			select {

@@ -121,7 +121,7 @@ async def test_the_same_comes_over_a_websocket(pair: tuple[Rest, Rest]) -> None:
         ({"subprotocols": protocols, "origin": websockets.Origin("https://evil.example")}, 403),
     ):
         with pytest.raises(websockets.InvalidStatus) as refused:
-            await websockets.connect(url, **options)  # type: ignore[arg-type]
+            await websockets.connect(url, **options)
         assert refused.value.response.status_code == status
 
 
