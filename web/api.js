@@ -183,7 +183,11 @@ export async function engagements(ids) {
 // Whom I follow, block and mute: sets of ids, read once, then kept up with what is done here.
 
 const relations = new Map();
-const WHERE = { follows: () => `/users/${session.me.userId}/following`, blocks: () => "/blocks", mutes: () => "/mutes" };
+const WHERE = {
+  follows: () => `/users/${session.me.userId}/following`,
+  blocks: () => "/blocks",
+  mutes: () => "/mutes",
+};
 
 export async function related(kind) {
   if (!relations.has(kind)) {

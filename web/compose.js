@@ -138,7 +138,10 @@ export async function send(sending) {
   try {
     const tweet = await call("POST", "/tweets", { body, headers: { "idempotency-key": sending.key } });
     forget(sending);
-    say("sent", { sending, item: { itemId: tweet.tweetId, tweet, author: session.me, references: references(sending) } });
+    say("sent", {
+      sending,
+      item: { itemId: tweet.tweetId, tweet, author: session.me, references: references(sending) },
+    });
   } catch (error) {
     const later = error instanceof Problem && (error.passing || error.status === 401);
     if (!later) forget(sending);
@@ -163,8 +166,7 @@ export function compose({ inReplyTo = null, quoted = null } = {}) {
       close(true);
       toast(navigator.onLine ? "Your tweet was sent." : "You are offline: your tweet waits in your home.");
     };
-    const preview =
-      about && h("blockquote.about", {}, h("strong", {}, `@${about.author.handle} `), about.tweet.text);
+    const preview = about && h("blockquote.about", {}, h("strong", {}, `@${about.author.handle} `), about.tweet.text);
     const form = composer({
       key,
       label: title,

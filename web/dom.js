@@ -132,6 +132,11 @@ export function moment(iso) {
   return h("time", { dateTime: iso, title }, ago(date));
 }
 
+/** Says the moments in an element again, as time goes by. */
+export function freshen(element) {
+  for (const time of element.querySelectorAll("time")) time.textContent = ago(new Date(time.dateTime));
+}
+
 function ago(date) {
   const minutes = Math.floor((Date.now() - date) / 60_000);
   if (minutes < 1) return "now";

@@ -2,7 +2,7 @@
 
 import { call, compareIds, engagements, events, Problem, session } from "./api.js";
 import { forget, send } from "./compose.js";
-import { h, skeletons, state } from "./dom.js";
+import { freshen, h, skeletons, state } from "./dom.js";
 import { Feed } from "./feed.js";
 import { card, draw } from "./tweet.js";
 
@@ -197,6 +197,7 @@ export class CardList {
       const { top, bottom } = element.getBoundingClientRect();
       return bottom > 0 && top < innerHeight;
     });
+    seen.forEach(({ element }) => freshen(element));
     const ids = [...new Set(seen.map((view) => view.item.tweet.tweetId))].slice(0, REFRESH_MAX);
     if (!ids.length) return;
     const reply = await call("GET", "/tweets", { query: { tweetIds: ids } }).catch(() => null);
@@ -205,7 +206,8 @@ export class CardList {
     this.remove((item) => ids.includes(item.tweet.tweetId) && !now.has(item.tweet.tweetId));
     for (const view of seen) {
       const [before, after] = [view.item.tweet, now.get(view.item.tweet.tweetId)];
-      const same = after && after.version === before.version && JSON.stringify(after.counts) === JSON.stringify(before.counts);
+      const same =
+        after && after.version === before.version && JSON.stringify(after.counts) === JSON.stringify(before.counts);
       if (after && !same) this.replace(after);
     }
   }
@@ -244,4 +246,3 @@ export class CardList {
     );
   }
 }
-

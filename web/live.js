@@ -46,7 +46,7 @@ export class Live {
   }
 
   async run() {
-    for (let failures = 0; !this.stopped.signal.aborted; ) {
+    for (let failures = 0; !this.stopped.signal.aborted;) {
       this.attempt = new AbortController();
       const begun = Date.now();
       try {

@@ -51,7 +51,8 @@ async function resume() {
     await session.signIn(session.token);
     start();
   } catch (error) {
-    if (session.token) app.replaceChildren(h("main.sign-in", { id: "main" }, state("No connection", error.message, resume)));
+    if (session.token)
+      app.replaceChildren(h("main.sign-in", { id: "main" }, state("No connection", error.message, resume)));
     else start(error.status === 401 ? "Your session is over. Sign in again." : error.message);
   }
 }
@@ -69,7 +70,12 @@ function frame() {
     entry("#/hidden", "shield", "Hidden"),
     h("button.keys", { type: "button", onclick: help }, icon("keyboard"), h("span.label", {}, "Keyboard")),
     h("button", { type: "button", onclick: () => session.signOut() }, icon("leave"), h("span.label", {}, "Sign out")),
-    h("button.primary.write", { type: "button", onclick: () => compose() }, icon("feather"), h("span.label", {}, "Tweet")),
+    h(
+      "button.primary.write",
+      { type: "button", onclick: () => compose() },
+      icon("feather"),
+      h("span.label", {}, "Tweet"),
+    ),
   );
   main = h("main", { id: "main" });
   app.replaceChildren(h("div.frame", {}, nav, main));
@@ -122,7 +128,11 @@ function title() {
 
 function help() {
   return dialog("Keyboard", () =>
-    h("dl.key-list", {}, KEYS.flatMap(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)])),
+    h(
+      "dl.key-list",
+      {},
+      KEYS.flatMap(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)]),
+    ),
   );
 }
 

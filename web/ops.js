@@ -21,7 +21,13 @@ Object.defineProperty(session, "token", { get: () => sessionStorage.getItem(TOKE
 
 function signIn(message = "") {
   const error = h("p.error", { role: "alert" }, message);
-  const input = h("input", { id: "token", type: "password", autocomplete: "off", required: true, "aria-describedby": "how" });
+  const input = h("input", {
+    id: "token",
+    type: "password",
+    autocomplete: "off",
+    required: true,
+    "aria-describedby": "how",
+  });
   const form = h(
     "form",
     {},
@@ -142,7 +148,11 @@ function start() {
       h(
         "main",
         { id: "main" },
-        h("div.tiles", {}, Object.values(tiles).map(({ element }) => element)),
+        h(
+          "div.tiles",
+          {},
+          Object.values(tiles).map(({ element }) => element),
+        ),
         h("section.sheet", { ariaLabel: "Lag per partition" }, h("h2", {}, "Lag per partition"), partitions),
         h("div.halves", {}, workerTable(workers), policy.element),
       ),
@@ -212,7 +222,11 @@ function show(status, { policy, pressure = {}, pulledAuthors = 0 }, { tiles, ser
   const delay = status.worker?.delay ?? {};
   tiles.delay.show(seconds(delay.p99Seconds ?? 0), `99 of 100; half within ${seconds(delay.p50Seconds ?? 0)}`);
   const dead = Number(status.deadLetters ?? 0);
-  tiles.dead.show(count(dead), dead ? "look at the topic fanout-dead-letters" : "nothing was given up", dead ? "bad" : "good");
+  tiles.dead.show(
+    count(dead),
+    dead ? "look at the topic fanout-dead-letters" : "nothing was given up",
+    dead ? "bad" : "good",
+  );
   tiles.retries.show(count(Number(status.worker?.retries ?? 0)), "what was unavailable for a moment");
 
   drawPartitions(seen.partitions, partitions);
@@ -226,7 +240,9 @@ function modeOf({ bigTasksSlow }, lowered) {
 }
 
 function changes(number) {
-  return Number(number ?? 0) === 1 ? "lag changed the threshold once" : `lag changed the threshold ${count(Number(number ?? 0))} times`;
+  return Number(number ?? 0) === 1
+    ? "lag changed the threshold once"
+    : `lag changed the threshold ${count(Number(number ?? 0))} times`;
 }
 
 /** Deliveries per second, from the counters of each worker that has answered. */
@@ -246,12 +262,19 @@ function drawPartitions(place, partitions) {
   for (const [name, all] of topics) {
     let row = place.querySelector(`[data-topic="${CSS.escape(name)}"]`);
     if (!row) {
-      row = h("div.topic", { "data-topic": name }, h("h3", {}, TOPICS[name] ?? name, h("code", {}, name)), h("ol.bars", {}), h("p.tile-note", {}));
+      row = h(
+        "div.topic",
+        { "data-topic": name },
+        h("h3", {}, TOPICS[name] ?? name, h("code", {}, name)),
+        h("ol.bars", {}),
+        h("p.tile-note", {}),
+      );
       place.append(row);
     }
     const bars = row.querySelector(".bars");
     while (bars.childElementCount > all.length) bars.lastChild.remove();
-    while (bars.childElementCount < all.length) bars.append(h("li.bar-one", { tabIndex: -1 }, h("span.fill"), h("span.hidden-text")));
+    while (bars.childElementCount < all.length)
+      bars.append(h("li.bar-one", { tabIndex: -1 }, h("span.fill"), h("span.hidden-text")));
     all.forEach((one, index) => {
       const [age, records] = [one.lagSeconds ?? 0, Number(one.lagMessages ?? 0)];
       const bar = bars.children[index];
@@ -263,7 +286,9 @@ function drawPartitions(place, partitions) {
     });
     const records = all.reduce((sum, one) => sum + Number(one.lagMessages ?? 0), 0);
     const oldest = Math.max(0, ...all.map((one) => one.lagSeconds ?? 0));
-    row.querySelector(".tile-note").textContent = records ? `${count(records)} waiting, ${seconds(oldest)}` : "nothing waits";
+    row.querySelector(".tile-note").textContent = records
+      ? `${count(records)} waiting, ${seconds(oldest)}`
+      : "nothing waits";
   }
 }
 
@@ -273,7 +298,24 @@ function workerTable(body) {
     "section.sheet",
     { ariaLabel: "Worker" },
     h("h2", {}, "Worker, since its start"),
-    h("div.scroll", { tabIndex: 0, role: "region", ariaLabel: "Workers" }, h("table", {}, h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, name)))), body)),
+    h(
+      "div.scroll",
+      { tabIndex: 0, role: "region", ariaLabel: "Workers" },
+      h(
+        "table",
+        {},
+        h(
+          "thead",
+          {},
+          h(
+            "tr",
+            {},
+            names.map((name) => h("th", { scope: "col" }, name)),
+          ),
+        ),
+        body,
+      ),
+    ),
   );
 }
 
@@ -283,7 +325,9 @@ function drawWorkers({ workers, body }) {
       "tr",
       {},
       h("th", { scope: "row" }, worker.name),
-      [worker.events, worker.deliveries, worker.retries, worker.drainedBuckets].map((one) => h("td", {}, count(Number(one ?? 0)))),
+      [worker.events, worker.deliveries, worker.retries, worker.drainedBuckets].map((one) =>
+        h("td", {}, count(Number(one ?? 0))),
+      ),
     ),
   );
   body.replaceChildren(...rows);

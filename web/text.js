@@ -45,7 +45,9 @@ export function links(text) {
       const tail = at(TAIL, text, start + host.length);
       const end = start + host.length + tail[0].length;
       const protocol = PROTOCOL.exec(text.slice(Math.max(start - 9, 0), start));
-      const begin = protocol ? start - protocol[0].length + (protocol[0].length - protocol[0].trimStart().length) : start;
+      const begin = protocol
+        ? start - protocol[0].length + (protocol[0].length - protocol[0].trimStart().length)
+        : start;
       const isUsedUp = begin < free;
       free = end + 1;
       if (!host.split(".").every(fitsDns) || (host.startsWith("xn--") && !asciiHosts(host).length)) continue;
@@ -161,7 +163,9 @@ function sequenceEnd(text, at) {
 }
 
 function qualified(sequence) {
-  return sequence.replace(BARE_SYMBOL, (symbol) => (/\p{Emoji_Presentation}/u.test(symbol) ? symbol : `${symbol}\ufe0f`));
+  return sequence.replace(BARE_SYMBOL, (symbol) =>
+    /\p{Emoji_Presentation}/u.test(symbol) ? symbol : `${symbol}\ufe0f`,
+  );
 }
 
 const LIGHT = [
@@ -176,7 +180,7 @@ export function weigh(text) {
   text = text.normalize("NFC");
   const starts = new Map(text.length <= SCANNED_MAX ? links(text) : []);
   let weight = 0;
-  for (let at = 0; at < text.length; ) {
+  for (let at = 0; at < text.length;) {
     const end = starts.get(at) ?? sequenceEnd(text, at);
     if (end) {
       weight += starts.has(at) ? URL_WEIGHT : 2;

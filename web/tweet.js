@@ -37,14 +37,22 @@ export function draw(view) {
   element.setAttribute("aria-label", `${author.displayName || author.handle}: ${tweet.text}`);
   element.classList.toggle("gone", Boolean(view.gone));
   element.replaceChildren(
-    retweetedBy && isId(retweetedBy.userId)
-      ? h("p.context", {}, icon("retweet"), link(retweetedBy), " retweeted")
-      : "",
+    retweetedBy && isId(retweetedBy.userId) ? h("p.context", {}, icon("retweet"), link(retweetedBy), " retweeted") : "",
     h(
       "div.tweet-row",
       {},
       h("a", { href: `#/@${author.handle}`, tabIndex: -1, ariaHidden: "true" }, avatar(author)),
-      h("div.grow", {}, head(view), answered(item), body(tweet.text), media(tweet), quote(item), view.main && fullDate(tweet), foot(view)),
+      h(
+        "div.grow",
+        {},
+        head(view),
+        answered(item),
+        body(tweet.text),
+        media(tweet),
+        quote(item),
+        view.main && fullDate(tweet),
+        foot(view),
+      ),
     ),
   );
   if (hadFocus) element.querySelector(`[data-action="${hadFocus}"]`)?.focus();
@@ -81,7 +89,11 @@ function piece(part) {
   if (typeof part === "string") return part;
   if (part.mention) return h("a", { href: `#/@${part.mention}` }, `@${part.mention}`);
   const href = /^https?:\/\//i.test(part.link) ? part.link : `https://${part.link}`;
-  return h("a", { href, target: "_blank", rel: "noopener noreferrer nofollow" }, part.link.replace(/^https?:\/\//i, ""));
+  return h(
+    "a",
+    { href, target: "_blank", rel: "noopener noreferrer nofollow" },
+    part.link.replace(/^https?:\/\//i, ""),
+  );
 }
 
 function reference(item, id) {
@@ -303,11 +315,11 @@ export async function itemsOf(tweets, references = []) {
       return { tweetId, tweet: found, author: found && of(found) };
     });
   return tweets.flatMap((tweet) => {
-    if (!isId(tweet.retweetedTweetId)) return [{ itemId: tweet.tweetId, tweet, author: of(tweet), references: refer(tweet) }];
+    if (!isId(tweet.retweetedTweetId))
+      return [{ itemId: tweet.tweetId, tweet, author: of(tweet), references: refer(tweet) }];
     const original = known.get(tweet.retweetedTweetId);
     if (!original) return [];
     const references = refer(original);
     return [{ itemId: tweet.tweetId, tweet: original, author: of(original), retweetedBy: of(tweet), references }];
   });
 }
-

@@ -70,7 +70,15 @@ function reasonOf(problem) {
 /** Goes to somebody's page by handle. */
 export function find() {
   return dialog("Find somebody", (close) => {
-    const name = h("input", { id: "handle", autocomplete: "off", autocapitalize: "none", spellcheck: false, required: true, pattern: "\\s*@?[A-Za-z0-9_]{1,15}\\s*", title: "Up to 15 letters, digits and _" });
+    const name = h("input", {
+      id: "handle",
+      autocomplete: "off",
+      autocapitalize: "none",
+      spellcheck: false,
+      required: true,
+      pattern: "\\s*@?[A-Za-z0-9_]{1,15}\\s*",
+      title: "Up to 15 letters, digits and _",
+    });
     const form = h(
       "form.find",
       {},
@@ -99,8 +107,7 @@ export class Home {
     this.pill = h("button.pill", { type: "button", hidden: true, onclick: () => this.showNew() });
     this.list = new CardList({
       read: (cursor) => this.read(cursor),
-      empty: () =>
-        state("Nothing here yet", "Post something, or find somebody to follow.", find, "Find somebody"),
+      empty: () => state("Nothing here yet", "Post something, or find somebody to follow.", find, "Find somebody"),
       takes: ({ tweet }) => tweet.authorId === session.me.userId,
       sends: true,
       begun: (items) => this.begun(items),
@@ -222,7 +229,9 @@ export class Home {
       newer.set(id, newest(newer.get(id) ?? "0", item.itemId));
     }
     this.list.add(items);
-    this.list.remove(({ itemId, tweet: { tweetId } }) => itemId !== tweetId && compareIds(itemId, newer.get(tweetId) ?? "0") < 0);
+    this.list.remove(
+      ({ itemId, tweet: { tweetId } }) => itemId !== tweetId && compareIds(itemId, newer.get(tweetId) ?? "0") < 0,
+    );
   }
 
   related({ kind, on }) {
@@ -246,7 +255,10 @@ export async function profile(handle) {
   const blocked = !isMe && (await related("blocks")).has(user.userId);
   const head = h("section.profile", { ariaLabel: "Profile" });
   const tweets = h("div", {});
-  const view = { element: h("div", {}, heading(user.displayName || `@${user.handle}`), head, tweets), title: `@${user.handle}` };
+  const view = {
+    element: h("div", {}, heading(user.displayName || `@${user.handle}`), head, tweets),
+    title: `@${user.handle}`,
+  };
   const list =
     !blocked &&
     new CardList({
@@ -272,16 +284,26 @@ async function profileHead(head, user, isMe) {
     h("div.profile-top", {}, avatar(user), h("div.buttons", {}, buttons)),
     h("p.display-name", {}, user.displayName || user.handle),
     h("p.handle", {}, `@${user.handle}`),
-    h("p.numbers", {}, number("following", user.followingCount, "following"), number("followers", followed, followed === 1 ? "follower" : "followers")),
+    h(
+      "p.numbers",
+      {},
+      number("following", user.followingCount, "following"),
+      number("followers", followed, followed === 1 ? "follower" : "followers"),
+    ),
   );
 }
 
 async function profileButtons(user) {
   const [follows, mutes, blocks] = await Promise.all(["follows", "mutes", "blocks"].map(related));
   const id = user.userId;
-  if (blocks.has(id)) return [h("button.danger", { type: "button", onclick: guarded(() => relate("blocks", id, false)) }, "Unblock")];
+  if (blocks.has(id))
+    return [h("button.danger", { type: "button", onclick: guarded(() => relate("blocks", id, false)) }, "Unblock")];
   const actions = [
-    { label: mutes.has(id) ? "Unmute" : "Mute", icon: "close", run: guarded(() => relate("mutes", id, !mutes.has(id))) },
+    {
+      label: mutes.has(id) ? "Unmute" : "Mute",
+      icon: "close",
+      run: guarded(() => relate("mutes", id, !mutes.has(id))),
+    },
     { label: "Block", icon: "shield", danger: true, run: guarded(() => block(user)) },
   ];
   const dots = { type: "button", ariaLabel: "More", onclick: () => menu(`@${user.handle}`, actions) };
@@ -335,10 +357,18 @@ export async function hidden() {
     const ended = (user, row) => guarded(() => relate(kind, user.userId, false).then(() => row().remove()));
     const button = (user) => {
       const made = h("button.quiet", { type: "button", ariaLabel: `${word} @${user.handle}` }, word);
-      made.addEventListener("click", ended(user, () => made.closest(".person")));
+      made.addEventListener(
+        "click",
+        ended(user, () => made.closest(".person")),
+      );
       return made;
     };
-    return h("section", { ariaLabel: title }, h("h2.section", {}, title), peopleList(`/${kind}`, async () => button, nobody));
+    return h(
+      "section",
+      { ariaLabel: title },
+      h("h2.section", {}, title),
+      peopleList(`/${kind}`, async () => button, nobody),
+    );
   });
   return { element: h("div", {}, heading("Blocked and muted"), sections), title: "Blocked and muted", stop() {} };
 }
@@ -374,7 +404,12 @@ function person(user, button) {
     "div.person",
     {},
     avatar(user),
-    h("div.grow", {}, h("a.name", { href: `#/@${user.handle}` }, user.displayName || user.handle), h("p.handle", {}, `@${user.handle}`)),
+    h(
+      "div.grow",
+      {},
+      h("a.name", { href: `#/@${user.handle}` }, user.displayName || user.handle),
+      h("p.handle", {}, `@${user.handle}`),
+    ),
     button,
   );
 }
