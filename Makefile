@@ -96,6 +96,7 @@ drill-storm: $(READY) $(EDGE) ## One tweet is retweeted 20,000 times in a minute
 
 client: $(READY) ## Build the Python client's wheel into dist/
 	@$(BIN)/pip wheel --disable-pip-version-check --quiet --no-deps --no-build-isolation --wheel-dir dist clients/python
+	@rm -rf clients/python/build clients/python/*.egg-info
 
 check: $(READY) $(EDGE) gen-check ## Formatting, lint, types, protos, generated code
 	@$(BIN)/ruff format --check $(SOURCES)
@@ -133,4 +134,4 @@ lock: $(READY) ## Pin the newest versions that pyproject.toml allows
 		--no-emit-trusted-host --output-file requirements.lock pyproject.toml
 
 clean: ## Remove what was set up and built (not the data)
-	@rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
