@@ -89,7 +89,7 @@ func (o *outages) retrying(
 		}
 		select {
 		case <-ctx.Done():
-			return err
+			return status.FromContextError(ctx.Err()).Err()
 		case <-time.After(delay):
 		}
 		delay = min(2*delay, retryMost)
