@@ -106,7 +106,7 @@ check: $(READY) $(EDGE) gen-check ## Formatting, lint, types, protos, generated 
 	@rm -rf build/base && mkdir -p build/base/build && git archive $(BASE) protos | tar -x -C build/base
 	@rm -f build/base/protos/buf.yaml && cp buf.yaml build/base && cp -r build/googleapis build/base/build
 	@$(BIN)/buf breaking --against build/base
-	@test -z "$$(cd edge && $(dir $(GO))gofmt -l *.go | tee /dev/stderr)"
+	@test -z "$$(cd edge && $$($(GO) env GOROOT)/bin/gofmt -l *.go | tee /dev/stderr)"
 	@cd edge && $(GO) vet . && $(GO) test .
 	@$(BIN)/pytest -q tests/unit/test_tidy.py
 
