@@ -96,6 +96,7 @@ drill-storm: $(READY) $(EDGE) ## One tweet is retweeted 20,000 times in a minute
 
 client: $(READY) ## Build the Python client's wheel into dist/
 	@$(BIN)/pip wheel --disable-pip-version-check --quiet --no-deps --no-build-isolation --wheel-dir dist clients/python
+	@rm -rf clients/python/build clients/python/*.egg-info
 
 check: $(READY) $(EDGE) gen-check ## Formatting, lint, types, protos, generated code
 	@$(BIN)/ruff format --check $(SOURCES)
@@ -105,7 +106,7 @@ check: $(READY) $(EDGE) gen-check ## Formatting, lint, types, protos, generated 
 	@rm -rf build/base && mkdir -p build/base/build && git archive $(BASE) protos | tar -x -C build/base
 	@rm -f build/base/protos/buf.yaml && cp buf.yaml build/base && cp -r build/googleapis build/base/build
 	@$(BIN)/buf breaking --against build/base
-	@test -z "$$(cd edge && $(dir $(GO))gofmt -l *.go | tee /dev/stderr)"
+	@test -z "$$(cd edge && $$($(GO) env GOROOT)/bin/gofmt -l *.go | tee /dev/stderr)"
 	@cd edge && $(GO) vet . && $(GO) test .
 	@$(BIN)/pytest -q tests/unit/test_tidy.py
 
@@ -133,4 +134,4 @@ lock: $(READY) ## Pin the newest versions that pyproject.toml allows
 		--no-emit-trusted-host --output-file requirements.lock pyproject.toml
 
 clean: ## Remove what was set up and built (not the data)
-	@rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

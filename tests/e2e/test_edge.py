@@ -3,6 +3,7 @@
 import concurrent.futures
 import gzip
 import json
+import signal
 import subprocess
 import time
 import uuid
@@ -400,6 +401,27 @@ def another_edge(mesh: RunningMesh, folder: Path, **environment: str) -> Iterato
         assert edge.wait(STOP_SECONDS) == 0
     finally:
         edge.kill()
+
+
+async def test_too_many_calls_at_once_are_refused_at_once(
+    mesh: RunningMesh, person: tuple[Rest, str], tmp_path: Path
+) -> None:
+    options = {"STARLING_EDGE_CALLS_MAX": "1", "STARLING_VALKEY_URL": mesh.mesh.valkey_url}
+    with another_edge(mesh, tmp_path, **options) as base, concurrent.futures.ThreadPoolExecutor() as threads:
+        client = Rest(base, person[0].token)
+        mesh.kill("tweet_svc", signal.SIGSTOP)
+        try:
+            deadline = {"Grpc-Timeout": "3S"}
+            calls = [
+                threads.submit(Rest(base, client.token).call, "GET", "/tweets/1", headers=deadline) for _ in range(3)
+            ]
+            answers = sorted((call.result() for call in calls), key=lambda answer: answer.status_code)
+            for refused in answers[:2]:
+                problem(refused, 503, "OVERLOADED")
+            problem(answers[2], 504, "DEADLINE_EXCEEDED")
+        finally:
+            mesh.kill("tweet_svc", signal.SIGCONT)
+        assert client.call("GET", "/me").status_code == 200
 
 
 def test_edges_keep_one_limit_in_a_cluster_of_valkey(
