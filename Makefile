@@ -130,7 +130,7 @@ PATH=$(CURDIR)/build/bin:$$PATH $(BIN)/buf generate --output $(1) $(EDGE_PROTOS)
 endef
 
 lock: $(READY) ## Pin the newest versions that pyproject.toml allows
-	@$(BIN)/pip-compile --quiet --upgrade --strip-extras --extra dev --no-emit-index-url --no-emit-find-links \
+	@$(BIN)/pip-compile --quiet --upgrade --strip-extras --extra dev --extra traces --no-emit-index-url --no-emit-find-links \
 		--no-emit-trusted-host --output-file requirements.lock pyproject.toml
 
 clean: ## Remove what was set up and built (not the data)

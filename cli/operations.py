@@ -150,6 +150,7 @@ async def status(session: Session) -> None:
             policy = await session.client.fanout_policy()
     content = {
         "services": [{"name": name, "target": targets[name], "status": health[name]} for name in targets],
+        "metrics": {name: f"http://{at}/metrics" for name, at in mesh.metrics.items()} if mesh else {},
         "fanout": {name: to_json(worker) for name, worker in workers.items()},
         "policy": _policy_json(policy) if policy else None,
     }

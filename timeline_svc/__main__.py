@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import grpc
 from pydantic import Field
 
-from mesh import caches, channels, principals
+from mesh import caches, channels, metrics, principals
 from mesh.caches.bodies import Bodies
 from mesh.caches.viewer_versions import ViewerVersions
 from mesh.clock import SystemClock
@@ -52,6 +52,7 @@ class App:
         self._tweet_channel = channels.connect(config.tweet_target, max_message_bytes=config.max_message_bytes)
         credentials = principals.Credentials(config.auth_secret.get_secret_value(), principals.service(self.name))
         self._pull_authors = PullAuthors(self._graph_channel, credentials, clock)
+        metrics.pulled_authors.of(lambda: -1 if (known := self._pull_authors.known()) is None else len(known))
         targets = config.fanout_targets.split(",") if config.fanout_targets else []
         self._live = Live(targets, credentials, config.concurrent_calls_max // 2, config.max_message_bytes)
         self._service = TimelineService(

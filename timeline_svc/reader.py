@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
+from prometheus_client import Counter
+
+from mesh import metrics
 from mesh.caches.bodies import Bodies, Body
 from mesh.caches.counts import Counts
 from mesh.caches.viewer_versions import ViewerVersions
@@ -40,6 +43,15 @@ _BLOCKERS_MAX = 1_000
 _AUTHORS_MAX = 100_000
 _AUTHOR_SECONDS = 60.0
 _TIME_SECONDS = 10.0
+
+
+_FROM_LIST, _COVERING = metrics.home_reads_by["list"], metrics.home_reads_by["covering"]
+_READS: Mapping[Verdict | None, Counter] = {
+    None: metrics.home_reads_by["modes_unknown"],
+    Verdict.BUILD: metrics.home_reads_by["missing"],
+    Verdict.REPLACE: metrics.home_reads_by["replaced"],
+    Verdict.WAIT: metrics.home_reads_by["building"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +195,12 @@ class HomeReader:
         if found.verdict in {Verdict.BUILD, Verdict.REPLACE} or found.uncovered:
             self._missed(viewer.viewer_id)
         if found.verdict is not Verdict.SERVE or pulled is None:
+            _READS[found.verdict if found.verdict is not Verdict.SERVE else None].inc()
             return HomeSources(None)
         beside = viewer.shown(found.uncovered)
         to_pull = pulled.intersection(viewer.followee_ids).difference(found.uncovered) if pulled else ()
+        (_COVERING if found.uncovered else _FROM_LIST).inc()
+        metrics.pull_width.observe(len(to_pull))
         return HomeSources(view, beside, viewer.shown(to_pull))
 
     async def _page(self, viewer: ViewerContext, sources: HomeSources, page: Page, below_id: int) -> tuple[Page, bool]:
@@ -283,6 +298,7 @@ class HomeReader:
             if body and tweet_id in counts:
                 body.counts.CopyFrom(counts[tweet_id])
         if missed:
+            metrics.bodies_missed.inc(len(missed))
             found |= await self._tweets.hydrate([*missed, *uncounted])
         elif uncounted:
             with suppress(UnavailableError):

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
-from mesh import checks, principals
+from mesh import checks, metrics, principals
 from mesh.caches.bodies import Bodies
 from mesh.caches.counts import Counts
 from mesh.caches.viewer_versions import ViewerVersions
@@ -41,6 +41,7 @@ ALLOWED: Allowed = {
     _SERVICE + "RebuildHomeTimeline": OPERATORS,
 }
 
+_REBUILT, _COVERED = metrics.lists_made.labels("rebuild"), metrics.lists_made.labels("cover")
 _RPC = "ListHomeTimeline"
 _CATCH_UP_PAGE = 100
 _CATCH_UP_MAX = 500
@@ -193,7 +194,10 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
             ids, down_to = await newest(self._tweets, viewer.authors(), 0, self._timelines.cap)
             return Content(viewer.version, ids, down_to)
 
-        return await rebuild(self._timelines, lists.home(viewer_id), fetch)
+        made = await rebuild(self._timelines, lists.home(viewer_id), fetch)
+        if made:
+            _REBUILT.inc()
+        return made
 
     async def _cover(self, view: ListView, viewer: ViewerContext, uncovered: Sequence[int]) -> None:
         record = view.record
@@ -201,6 +205,7 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
         await self._timelines.cover(
             lists.home(viewer.viewer_id), record.token, record.version, viewer.version, ids, down_to
         )
+        _COVERED.inc()
 
     async def RebuildHomeTimeline(
         self, request: timeline_pb2.RebuildHomeTimelineRequest, context: Any
