@@ -22,7 +22,7 @@ from tests.e2e.conftest import RunningMesh
 from tests.scraping import Samples, scrape_all, total
 from tests.waiting import eventually
 
-MOVED = {
+MOVED: dict[str, list[tuple[str, dict[str, str]]]] = {
     "graph_svc": [
         ("starling_rpc_seconds_count", {"method": "starling.graph.v1.GraphService/Follow", "code": "OK"}),
         ("starling_event_loop_delay_seconds_count", {}),
@@ -70,7 +70,7 @@ class Receiver(trace_service_pb2_grpc.TraceServiceServicer):
 def receiver() -> Iterator[tuple[Receiver, int]]:
     server = grpc.server(ThreadPoolExecutor(2))
     made = Receiver()
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(made, server)
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(made, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield made, port
