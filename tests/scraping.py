@@ -22,6 +22,13 @@ def scrape(address: str) -> Samples:
     }
 
 
+def exemplars(address: str) -> str:
+    """The lines that have an example's trace, as OpenMetrics writes them."""
+    wanted = urllib.request.Request(f"http://{address}/metrics", headers={"Accept": "application/openmetrics-text"})
+    with _DIRECT.open(wanted, timeout=10) as answer:
+        return "\n".join(line for line in answer.read().decode().splitlines() if "trace_id" in line)
+
+
 def scrape_all(mesh: RunningMesh) -> dict[str, Samples]:
     """Of each process by its name."""
     return {name: scrape(address) for name, address in mesh.mesh.metrics.items()}

@@ -19,7 +19,7 @@ from starling.graph.v1 import graph_pb2
 from starling.timeline.v1 import timeline_pb2
 from starling.tweet.v1 import tweet_pb2
 from tests.e2e.conftest import RunningMesh
-from tests.scraping import Samples, scrape_all, total
+from tests.scraping import Samples, exemplars, scrape_all, total
 from tests.waiting import eventually
 
 MOVED: dict[str, list[tuple[str, dict[str, str]]]] = {
@@ -214,6 +214,7 @@ async def test_one_trace_shows_post_delivery_and_read(
     delivery = spans["fanout_svc", "fanout created"]
     assert delivery.parent_span_id == post.span_id
     assert spans["graph_svc", "starling.graph.v1.GraphService/GetAuthorMode"].parent_span_id == delivery.span_id
+    assert trace in await asyncio.to_thread(exemplars, observed.mesh.metrics["tweet_svc"])
     # Nobody asked for the others, and the share of those recorded all the same is 0 here.
     assert {span.trace_id.hex() for _, span in receiver[0].spans} == {trace}
 
