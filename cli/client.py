@@ -395,6 +395,16 @@ class Client:
         metadata = self.as_(OPERATOR)
         return (await self.timeline.RebuildHomeTimeline(request, timeout=REBUILD_SECONDS, metadata=metadata)).entries
 
+    async def verify(self, viewer_id: int) -> timeline_pb2.VerifyHomeTimelineResponse:
+        """Hold the first pages of a viewer's home against the stores."""
+        request = timeline_pb2.VerifyHomeTimelineRequest(viewer_id=viewer_id)
+        return await self.timeline.VerifyHomeTimeline(request, timeout=REBUILD_SECONDS, metadata=self.as_(OPERATOR))
+
+    async def explain(self, viewer_id: int, tweet_id: int) -> timeline_pb2.ExplainHomeTimelineItemResponse:
+        """Why a tweet is in a viewer's home, or isn't."""
+        request = timeline_pb2.ExplainHomeTimelineItemRequest(viewer_id=viewer_id, tweet_id=tweet_id)
+        return await self.timeline.ExplainHomeTimelineItem(request, timeout=CALL_SECONDS, metadata=self.as_(OPERATOR))
+
     async def fanout_status(self) -> dict[str, fanout_pb2.GetFanoutStatusResponse]:
         """What each worker says, by name; the lag is the same for all of them."""
         request = fanout_pb2.GetFanoutStatusRequest()

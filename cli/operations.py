@@ -20,6 +20,7 @@ from mesh.errors import UnavailableError
 from mesh.valkey_cluster import connect_to
 from starling.fanout.v1 import fanout_pb2
 from starling.graph.v1 import graph_pb2
+from starling.timeline.v1 import timeline_pb2
 
 _SERVING = "SERVING"
 _UINT64_MAX = (1 << 64) - 1
@@ -129,6 +130,67 @@ async def rebuild(session: Session, user: str) -> None:
 
 
 @click.command()
+@click.argument("user", metavar="USER")
+@mesh_command
+async def verify(session: Session, user: str) -> None:
+    """Hold the first pages of USER's home against what the stores say.
+
+    What is younger than a minute may be in flight, and doesn't count. The exit status is 1 when they differ.
+    """
+    viewer = await session.user(user)
+    found = await session.client.verify(viewer.user_id)
+    wrong = [*(f"missing: {i}" for i in found.missing_item_ids), *(f"too much: {i}" for i in found.extra_item_ids)]
+    verdict = "differs from the stores" if wrong else "is exact"
+    content = {
+        "compared": found.compared,
+        "missing": [str(i) for i in found.missing_item_ids],
+        "extra": [str(i) for i in found.extra_item_ids],
+    }
+    session.answer(content, f"The home of @{viewer.handle} {verdict}; items compared: {found.compared:,}", *wrong)
+    if wrong:
+        raise click.exceptions.Exit(1)
+
+
+_SOURCES = {
+    "NONE": "no tweet of @{handle}'s, or of somebody whom they follow",
+    "PUSHED": "in the list of @{handle}: pushed, or put there when the list was made or a follow covered",
+    "PULLED": "in its author's own list: the author is pulled",
+    "UNCOVERED": "in the store: the follow is younger than the list, which will cover it",
+    "BELOW_LIST": "in the store, below the list's floor",
+    "REBUILT": "in the store: no list serves, it is being made anew",
+    "LACKING": "not in the list, where it belongs: on its way if it is younger than a minute, else a fault",
+}
+_FILTERS = {
+    "NONE": "it is shown (but for a retweet, when a newer one of the same tweet is among the last 256)",
+    "GONE": "it isn't shown: deleted, or it never was",
+    "NOT_FOLLOWED": "it isn't shown: its author isn't followed now",
+    "HIDDEN_AUTHOR": "it isn't shown: its author, or the original's, is muted, or blocked either way",
+    "REPLY": "it isn't shown: a reply to somebody who isn't followed",
+    "ORIGINAL_SHOWN": "it isn't shown: a retweet of what has a place of its own there",
+    "ORIGINAL_GONE": "it isn't shown: a retweet of what is gone",
+}
+
+
+@click.command()
+@click.argument("user", metavar="USER")
+@click.argument("tweet_id", metavar="TWEET", type=click.IntRange(1, _UINT64_MAX))
+@mesh_command
+async def explain(session: Session, user: str, tweet_id: int) -> None:
+    """Say why TWEET is in USER's home, or isn't."""
+    viewer = await session.user(user)
+    found = await session.client.explain(viewer.user_id, tweet_id)
+    source = timeline_pb2.ItemSource.Name(found.source).removeprefix("ITEM_SOURCE_")
+    hidden = timeline_pb2.ItemFilter.Name(found.filter).removeprefix("ITEM_FILTER_")
+    session.answer(
+        {"source": source.lower(), "filter": hidden.lower(), "list_floor": str(found.list_floor)},
+        f"Found {_SOURCES[source].format(handle=viewer.handle)}"
+        if source not in {"NONE", "LACKING"}
+        else f"It is {_SOURCES[source].format(handle=viewer.handle)}",
+        f"And {_FILTERS[hidden]}",
+    )
+
+
+@click.command()
 @mesh_command
 async def status(session: Session) -> None:
     """Show every service's health, fan-out's lag, and its policy.
@@ -150,6 +212,7 @@ async def status(session: Session) -> None:
             policy = await session.client.fanout_policy()
     content = {
         "services": [{"name": name, "target": targets[name], "status": health[name]} for name in targets],
+        "metrics": {name: f"http://{at}/metrics" for name, at in mesh.metrics.items()} if mesh else {},
         "fanout": {name: to_json(worker) for name, worker in workers.items()},
         "policy": _policy_json(policy) if policy else None,
     }
@@ -260,4 +323,4 @@ def _policy_lines(reply: graph_pb2.GetFanoutPolicyResponse) -> list[str]:
     ]
 
 
-COMMANDS: tuple[click.Command, ...] = (import_graph_command, policy, status, rebuild)
+COMMANDS: tuple[click.Command, ...] = (import_graph_command, policy, status, rebuild, verify, explain)

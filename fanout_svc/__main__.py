@@ -55,6 +55,7 @@ class App:
         self._tweets = channels.connect(config.tweet_target, max_message_bytes=config.max_message_bytes)
         credentials = principals.Credentials(config.auth_secret.get_secret_value(), principals.service(self.name))
         self._figures = Figures()
+        self._figures.measured()
         self._deliveries = Deliveries()
         name = process_name()
         taken = [topic for topic in _HANDS if topic.name in config.fanout_topics.split(",")]

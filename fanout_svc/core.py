@@ -109,11 +109,13 @@ def plan(event: event_pb2.TweetEvent, author: Author | None) -> Action:
     return Action.INLINE if author.bucket_count == 1 else Action.SPLIT
 
 
-def bucket_tasks(author_id: int, tweet_ids: list[int], bucket_count: int) -> list[tuple[bytes, bytes]]:
+def bucket_tasks(
+    author_id: int, tweet_ids: list[int], bucket_count: int, traceparent: str = ""
+) -> list[tuple[bytes, bytes]]:
     """One record for each bucket, keyed by author and bucket: they spread over the partitions."""
     records = []
     for bucket in range(bucket_count):
-        event = event_pb2.TweetEvent(author_id=author_id)
+        event = event_pb2.TweetEvent(author_id=author_id, traceparent=traceparent)
         event.bucket.bucket = bucket
         event.bucket.tweet_ids.extend(tweet_ids)
         records.append((f"{author_id}:{bucket}".encode(), event.SerializeToString()))

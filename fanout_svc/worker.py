@@ -15,7 +15,7 @@ from fanout_svc import core
 from fanout_svc.core import Action, InvalidEventError
 from fanout_svc.deliveries import Deliveries
 from fanout_svc.peers import Peers
-from mesh import failpoints
+from mesh import failpoints, metrics, tracing
 from mesh.caches.bodies import Bodies
 from mesh.clock import Clock
 from mesh.errors import NotFoundError, UnavailableError
@@ -47,6 +47,7 @@ class Figures:
     drained_buckets: int = 0
     retries: int = 0
     delay_max_seconds: float = 0.0
+    delay_buckets: metrics.Buckets = field(default_factory=lambda: metrics.Buckets(metrics.DELAY_SECONDS))
     delays: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_DELAYS_KEPT))
 
     def delivered(self, followers: int, lists_hit: int, delay_seconds: float) -> None:
@@ -55,6 +56,16 @@ class Figures:
         self.deliveries_to_lists += lists_hit
         self.delay_max_seconds = max(self.delay_max_seconds, delay_seconds)
         self.delays.append((delay_seconds, followers))
+        self.delay_buckets.observe(delay_seconds, followers)
+
+    def measured(self) -> None:
+        """From now on these are what the process's metrics tell."""
+        metrics.fanout_events.of(lambda: self.events)
+        metrics.deliveries.of(lambda: self.deliveries)
+        metrics.deliveries_to_lists.of(lambda: self.deliveries_to_lists)
+        metrics.drained_buckets.of(lambda: self.drained_buckets)
+        metrics.fanout_retries.of(lambda: self.retries)
+        metrics.delivery_delay_seconds.buckets = self.delay_buckets
 
     def percentiles(self, *shares: float) -> list[float]:
         """Delays in seconds below which these shares (ascending, 0 to 1) of the deliveries lie; 0 without any."""
@@ -76,6 +87,7 @@ class Batch:
     event: event_pb2.TweetEvent
     tweet_ids: list[int]
     records: list[Record]
+    traceparent: str = ""
 
 
 class Worker:
@@ -118,14 +130,25 @@ class Worker:
                 continue
             batch = batches.get(key := core.batch_key(event) or number)
             if batch is None or len(batch.tweet_ids) >= core.TWEETS_PER_TASK_MAX // 2:
-                batches[key if batch is None else number] = Batch(event, core.tweets_of(event), [record])
+                batches[key if batch is None else number] = Batch(
+                    event, core.tweets_of(event), [record], event.traceparent
+                )
             else:
                 batch.tweet_ids += core.tweets_of(event)
                 batch.records.append(record)
+                batch.traceparent = batch.traceparent or event.traceparent
         return list(batches.values())
 
     async def process(self, batch: Batch) -> None:
-        """Act, then acknowledge. Raises UnavailableError: it is to be tried again."""
+        """Act, then acknowledge. Raises UnavailableError: it is to be tried again.
+
+        The trace is that of the first event that has one: others of the batch share its work.
+        """
+        with tracing.Span(f"fanout {batch.event.WhichOneof('kind')}", batch.traceparent) as span:
+            span.note("starling.tweets", len(batch.tweet_ids))
+            await self._process(batch)
+
+    async def _process(self, batch: Batch) -> None:
         try:
             await self._act(batch)
         except NotFoundError as error:
@@ -177,6 +200,7 @@ class Worker:
     async def _push(self, follower_ids: Sequence[int], tweet_ids: Sequence[int]) -> None:
         keys = [lists.home(follower_id) for follower_id in follower_ids]
         hit = await self._timelines.push(keys, tweet_ids)
+        metrics.push_lists.observe(len(keys))
         self._deliveries.delivered(tweet_ids, follower_ids)
         if failpoints.ARMED:
             failpoints.hit("between-batches")
@@ -186,7 +210,7 @@ class Worker:
 
     async def _split(self, author_id: int, tweet_ids: list[int], bucket_count: int, *, waits: bool) -> None:
         """The parent is acknowledged when its parts are in the log, which keeps them as it kept the parent."""
-        tasks = core.bucket_tasks(author_id, tweet_ids, bucket_count)
+        tasks = core.bucket_tasks(author_id, tweet_ids, bucket_count, tracing.current.get())
         topic = FANOUT_TASKS_SLOW if waits else FANOUT_TASKS
         try:
             for start in range(0, len(tasks), PUBLISH_RECORDS_MAX):
@@ -207,6 +231,7 @@ class Worker:
     async def _bury(self, record: Record, cause: str) -> None:
         log.error("dead letter from %s/%d at %s: %s", record.topic, record.partition, record.position, cause)
         await self._consumer.dead_letter(record, cause)
+        metrics.dead_letters.inc()
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping`; then what is in hand is finished, or left to others when this is cancelled."""

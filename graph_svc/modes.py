@@ -7,6 +7,7 @@ from contextlib import suppress
 from graph_svc.core import drain_event, push_below
 from graph_svc.pressure import Pressure, Traffic, lag_that_counts, observe
 from graph_svc.store import AuthorModes, Busy, FanoutPolicy
+from mesh import metrics
 from mesh.clock import Clock
 from mesh.errors import StarlingError, UnavailableError
 from mesh.eventlog.port import LagReader, LogFullError, Producer
@@ -65,7 +66,9 @@ class ModeMover:
             self._clock.now_ms(),
             busy if in_force < policy.pull_threshold else None,
         )
-        return moved + await self._publish()
+        done = moved + await self._publish()
+        metrics.mode_moves.inc(done)
+        return done
 
     async def _look(self, policy: FanoutPolicy) -> None:
         now = self._clock.monotonic()
@@ -75,8 +78,14 @@ class ModeMover:
         lag_seconds: float | None = None
         with suppress(UnavailableError):
             draining = self.pressure.slow and await self._store.is_draining()
-            lag_seconds = lag_that_counts(self.pressure, await self._fanout_lag.lag(), draining)
+            lags = await self._fanout_lag.lag()
+            lag_seconds = lag_that_counts(self.pressure, lags, draining)
+            for lag in lags:
+                metrics.lag_messages.labels(lag.topic, lag.partition).set(lag.messages)
+                metrics.lag_seconds.labels(lag.topic, lag.partition).set(lag.seconds)
         before, self.pressure = self.pressure, observe(self.pressure, now, lag_seconds, policy)
+        metrics.pull_threshold.set(self.pressure.threshold(policy))
+        metrics.pressure_stage.set(self.pressure.slow + self.pressure.halvings)
         if (before.slow, before.halvings) != (self.pressure.slow, self.pressure.halvings):
             log.warning(
                 "fan-out is %.1f s behind: big authors' tasks are %s, the pull threshold in force is %d",

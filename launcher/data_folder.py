@@ -40,7 +40,7 @@ class Secrets:
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """What runs now. Targets are `host:port`, those of `fanout` by process name; `edge` is a URL; `pids` by process
-    name ("tweet_svc", "valkey", "launcher" …)."""
+    name ("tweet_svc", "valkey", "launcher" …), and so is `metrics`: where each serves its own."""
 
     graph: str
     tweet: str
@@ -49,6 +49,7 @@ class Mesh:
     edge: str
     valkey_url: str
     pids: Mapping[str, int]
+    metrics: Mapping[str, str]
 
 
 class DataFolder:

@@ -11,6 +11,7 @@ from launcher import probes
 from launcher.children import ROOT, Spec
 from launcher.config import (
     PORT_BASE_OFFSET_EDGE,
+    PORT_BASE_OFFSET_METRICS,
     PORT_BASE_OFFSET_MORE_WORKERS,
     PORT_BASE_OFFSET_VALKEY,
     LauncherConfig,
@@ -51,6 +52,8 @@ class Plan:
     fanout: tuple[Spec, ...]
     timeline: Spec
     edge: Spec
+    metrics: Mapping[str, str]
+    """Where each process, by name, serves its metrics."""
 
     @property
     def services(self) -> tuple[Spec, ...]:
@@ -71,7 +74,8 @@ def make(
         raise NotBuiltError(f"{EDGE_BINARY.relative_to(ROOT)} isn't there: make it with 'make edge'")
     workers = ["fanout_svc", *(f"fanout_svc-{number}" for number in range(2, config.fanout_workers + 1)), SLOW_WORKER]
     own = [] if config.valkey_url else [VALKEY]
-    at = _addresses(["graph_svc", "tweet_svc", *workers, "timeline_svc", *own], config.port_base)
+    services = ["graph_svc", "tweet_svc", *workers, "timeline_svc"]
+    at, metrics = _addresses([*services, *own], [*services, EDGE], config.port_base)
     edge_socket = _edge_socket(config.port_base)
     at[EDGE] = f"{HOST}:{edge_socket.getsockname()[1]}"
     valkey_url = config.valkey_url or f"redis://{at[VALKEY]}/0"
@@ -92,7 +96,7 @@ def make(
 
     def service(name: str) -> Spec:
         module = name.partition("-")[0]
-        environment = {**common, "STARLING_LISTEN": at[name]}
+        environment = {**common, "STARLING_LISTEN": at[name], "STARLING_METRICS_LISTEN": metrics[name]}
         slow = name == SLOW_WORKER
         if module == "fanout_svc":
             taken = [FANOUT_TASKS_SLOW] if slow else [TWEET_FANOUT, FANOUT_TASKS]
@@ -106,16 +110,18 @@ def make(
         tweet=service("tweet_svc"),
         fanout=tuple(service(name) for name in workers),
         timeline=service("timeline_svc"),
-        edge=_edge(edge_socket, at[EDGE], common),
+        edge=_edge(edge_socket, at[EDGE], metrics[EDGE], common),
+        metrics=metrics,
     )
 
 
-def _edge(listening: socket.socket, address: str, common: Mapping[str, str]) -> Spec:
+def _edge(listening: socket.socket, address: str, metrics: str, common: Mapping[str, str]) -> Spec:
     """It takes over the launcher's socket, which outlives it: who connects while it restarts waits."""
     environment = {
         **common,
         "STARLING_LISTEN": address,
         "STARLING_LISTEN_FD": str(listening.fileno()),
+        "STARLING_EDGE_METRICS_LISTEN": metrics,
         "STARLING_EDGE_WEB": common.get("STARLING_EDGE_WEB") or str(ROOT / "web"),
     }
     return Spec(EDGE, address, (str(EDGE_BINARY),), environment, probes.http(address), listening=listening)
@@ -133,6 +139,7 @@ SET_HERE = frozenset(
         *("STARLING_TWEET_DATABASE", "STARLING_GRAPH_DATABASE", "STARLING_GRAPH_TARGET", "STARLING_TWEET_TARGET"),
         *("STARLING_TIMELINE_TARGET", "STARLING_LISTEN_FD"),
         *("STARLING_FANOUT_TARGETS", "STARLING_FANOUT_TOPICS", "STARLING_ADDRESS_FILE"),
+        *("STARLING_METRICS_LISTEN", "STARLING_EDGE_METRICS_LISTEN"),
     }
 )
 """Variables of the services whose value from outside isn't used."""
@@ -150,10 +157,13 @@ def _valkey(binary: str, address: str, folder: Path, environment: Mapping[str, s
     return Spec(VALKEY, address, command, environment, probes.valkey(host, int(port)))
 
 
-def _addresses(names: list[str], base: int) -> dict[str, str]:
-    """An address for each process, kept for this launcher's life: who starts again is found at the same place."""
-    ports = _fixed_ports(names, base) if base else _free_ports(len(names))
-    return {name: f"{HOST}:{port}" for name, port in zip(names, ports, strict=True)}
+def _addresses(names: list[str], measured: list[str], base: int) -> tuple[dict[str, str], dict[str, str]]:
+    """An address for each process, and for the metrics of each that is measured; kept for this launcher's life: who
+    starts again is found at the same place."""
+    metrics_base = base + PORT_BASE_OFFSET_METRICS
+    fixed = [*_fixed_ports(names, base), *range(metrics_base, metrics_base + len(measured))] if base else []
+    at = [f"{HOST}:{port}" for port in fixed or _free_ports(len(names) + len(measured))]
+    return dict(zip(names, at, strict=False)), dict(zip(measured, at[len(names) :], strict=True))
 
 
 def _fixed_ports(names: list[str], base: int) -> list[int]:

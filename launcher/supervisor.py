@@ -80,6 +80,7 @@ class Supervisor:
             edge=f"http://{self._plan.edge.address}",
             valkey_url=self._plan.valkey_url,
             pids={"launcher": os.getpid(), **{child.spec.name: child.pid for child in children if child.pid}},
+            metrics=dict(self._plan.metrics),
         )
         try:
             self._folder.write_mesh(mesh)

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated, Literal, NoReturn, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -51,8 +51,15 @@ class Config(BaseSettings):
     """Calls in flight beyond this are refused with RESOURCE_EXHAUSTED."""
     reflection: bool = True
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    log_format: Literal["text", "json"] = "text"
     log_requests: bool = False
-    """One line per call: caller, method, status, milliseconds."""
+    """One line per call: caller, method, status, milliseconds, trace."""
+    metrics_listen: str = Field("", pattern=r"^((\[[0-9a-fA-F:.]+\]|[^\s,:/\[\]]*):\d{1,5})?$")
+    """`host:port` of Prometheus's /metrics; empty: none."""
+    otlp_endpoint: str = Field("", pattern=r"^(https?://\S+)?$")
+    """Where spans are sent, over gRPC (`http://host:4317`); empty: nowhere, and nothing of OpenTelemetry is loaded."""
+    trace_ratio: float = Field(0.01, ge=0, le=1)
+    """Share of traces that are recorded; those whose caller wants it are, too."""
 
     @field_validator("eventlog_url")
     @classmethod

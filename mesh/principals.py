@@ -8,6 +8,7 @@ from enum import Enum
 
 import jwt
 
+from mesh import tracing
 from mesh.errors import PermissionDeniedError, UnauthenticatedError
 
 METADATA_KEY = "authorization"
@@ -138,9 +139,10 @@ class Credentials:
         self._metadata: tuple[tuple[str, str], ...] = ()
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """For the `metadata` argument of a call."""
+        """For the `metadata` argument of a call; the trace goes along."""
         if time.time() > self._expires - _RENEW_MARGIN_SECONDS:
             token = mint(self._secret, self._principal, self._lifetime_seconds)
             self._expires = time.time() + self._lifetime_seconds
             self._metadata = ((METADATA_KEY, f"Bearer {token}"),)
-        return self._metadata
+        traceparent = tracing.current.get()
+        return (*self._metadata, (tracing.METADATA_KEY, traceparent)) if traceparent else self._metadata

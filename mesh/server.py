@@ -23,8 +23,9 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import Histogram
 
-from mesh import deadlines, errors, principals
+from mesh import deadlines, errors, logs, metrics, principals, tracing
 from mesh.channels import KEEPALIVE_MS
 from mesh.config import ENV_PREFIX, Config
 from mesh.principals import Kind, Principal
@@ -126,7 +127,10 @@ class Gate(grpc.aio.ServerInterceptor):
         *,
         concurrent_calls_max: int = 1_000,
         log_requests: bool = False,
+        measured: bool = True,
     ) -> None:
+        self._measured = measured
+        self._seconds: dict[tuple[str, str], Histogram] = {}
         self._verifier = verifier
         self._allowed = allowed
         self._concurrent_calls_max = concurrent_calls_max
@@ -143,29 +147,31 @@ class Gate(grpc.aio.ServerInterceptor):
         method = str(handler_call_details.method)
         if handler is None or method.startswith("/grpc."):
             return handler
-        header = dict(handler_call_details.invocation_metadata or ()).get(principals.METADATA_KEY)
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        header = metadata.get(principals.METADATA_KEY)
         token = header if isinstance(header, str) else None
+        traceparent = tracing.incoming(metadata.get(tracing.METADATA_KEY))
         if handler.response_streaming:
             behaviour = handler.stream_stream if handler.request_streaming else handler.unary_stream
-            wrapped: Any = self._streaming(method, token, behaviour)
+            wrapped: Any = self._streaming(method, token, traceparent, behaviour)
         else:
             behaviour = handler.stream_unary if handler.request_streaming else handler.unary_unary
-            wrapped = self._unary(method, token, behaviour)
+            wrapped = self._unary(method, token, traceparent, behaviour)
         make = _HANDLERS[handler.request_streaming, handler.response_streaming]
         return make(wrapped, _safe(handler.request_deserializer), handler.response_serializer)
 
-    def _unary(self, method: str, token: str | None, behaviour: Any) -> Any:
+    def _unary(self, method: str, token: str | None, traceparent: str, behaviour: Any) -> Any:
         async def handle(request: Any, context: Any) -> Any:
-            async with _Call(self, method, token, context) as call:
+            async with _Call(self, method, token, traceparent, context) as call:
                 return await behaviour(call.decoded(request), context)
 
         return handle
 
-    def _streaming(self, method: str, token: str | None, behaviour: Any) -> Any:
+    def _streaming(self, method: str, token: str | None, traceparent: str, behaviour: Any) -> Any:
         async def handle(request: Any, context: Any) -> None:
             # Writes inside of the call, not yields out of it: a client that reads too slowly meets the deadline, too.
             async with (
-                _Call(self, method, token, context) as call,
+                _Call(self, method, token, traceparent, context) as call,
                 aclosing(behaviour(call.decoded(request), context)) as responses,
             ):
                 async for response in responses:
@@ -184,17 +190,23 @@ class Gate(grpc.aio.ServerInterceptor):
             )
         return principal
 
-    def note(self, method: str, caller: str, code: str, seconds: float) -> None:
-        """One line per call, where it is asked for."""
+    def note(self, method: str, caller: str, code: str, seconds: float, span: tracing.Span) -> None:
+        """One call is over: it counts, and where that is asked for it is a line in the log."""
+        if self._measured:
+            measured = self._seconds.get((method, code))
+            if measured is None:
+                measured = self._seconds[method, code] = metrics.rpc_seconds.labels(method[1:], code)
+            measured.observe(seconds, span.exemplar)
         if self._log_requests:
-            log.info("call caller=%s method=%s code=%s ms=%.1f", caller, method, code, seconds * 1_000)
+            logs.request(caller, method, code, seconds * 1_000, tracing.trace_id(span.traceparent))
 
 
 class _Call:
     """One call through the gate; as a block, it turns what is raised inside into a status."""
 
-    def __init__(self, gate: Gate, method: str, token: str | None, context: Any) -> None:
+    def __init__(self, gate: Gate, method: str, token: str | None, traceparent: str, context: Any) -> None:
         self._gate, self._method, self._token, self._context = gate, method, token, context
+        self._span = tracing.Span(method[1:], traceparent, served=True)
         self._caller = "?"
         self._started = time.monotonic()
         self._admitted = False
@@ -204,12 +216,13 @@ class _Call:
         try:
             principal = self._gate.admit(self._method, self._token)
         except errors.StarlingError as error:
-            self._gate.note(self._method, self._caller, type(error).__name__, 0.0)
+            self._gate.note(self._method, self._caller, _CODES[type(error)].name, 0.0, self._span)
             await _abort(self._context, error)
         self._gate.calls_in_flight += 1
         self._admitted = True
         self._caller = str(principal)
         principals.current.set(principal)
+        self._span.__enter__()
         seconds = self._context.time_remaining()
         if seconds is None:
             seconds = DEFAULT_TIMEOUT_SECONDS
@@ -228,8 +241,10 @@ class _Call:
             await cast("asyncio.Timeout", self._timeout).__aexit__(kind, error, trace)
         except TimeoutError as late:
             error = late
-        code = type(error).__name__ if error else "OK"
-        self._gate.note(self._method, self._caller, code, time.monotonic() - self._started)
+        code = _code_of(error)
+        self._span.note("rpc.grpc.status_code", code)
+        self._span.__exit__(kind, error, trace)
+        self._gate.note(self._method, self._caller, code, time.monotonic() - self._started, self._span)
         if error is None:
             return
         await self._answer(error)
@@ -253,6 +268,23 @@ class _Call:
         await self._context.abort(grpc.StatusCode.INTERNAL, "Something went wrong here; it is in the logs.")
 
 
+def _code_of(error: BaseException | None) -> str:
+    """The status that a call ends with, as `_answer` gives it."""
+    if error is None:
+        return grpc.StatusCode.OK.name
+    if isinstance(error, errors.StarlingError):
+        return _CODES[type(error)].name
+    if isinstance(error, grpc.aio.AioRpcError) and error.code() in _PASSED_ON:
+        return str(error.code().name)
+    if isinstance(error, TimeoutError):
+        return grpc.StatusCode.DEADLINE_EXCEEDED.name
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        ended = task is not None and task.cancelling()
+        return grpc.StatusCode.CANCELLED.name if ended else grpc.StatusCode.UNAVAILABLE.name
+    return grpc.StatusCode.INTERNAL.name
+
+
 _HANDLERS = {
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
@@ -268,7 +300,9 @@ def make_server(config: Config, allowed: Allowed) -> grpc.aio.Server:
         allowed,
         concurrent_calls_max=config.concurrent_calls_max,
         log_requests=config.log_requests,
+        measured=bool(config.metrics_listen),
     )
+    metrics.calls_in_flight.of(lambda: gate.calls_in_flight)
     options = server_options(config.max_connection_age_seconds, config.grace_seconds, config.max_message_bytes)
     return grpc.aio.server(interceptors=[gate], options=options)
 
@@ -321,11 +355,7 @@ def run(config: Config, make_app: Callable[[], App]) -> NoReturn:
 
     `make_app` is called inside the event loop, which channels and events belong to.
     """
-    logging.basicConfig(
-        level=config.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    logs.configure(config.log_level, config.log_format)
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         sys.exit(asyncio.run(_serve(config, make_app)))
@@ -336,6 +366,9 @@ def run(config: Config, make_app: Callable[[], App]) -> NoReturn:
 
 async def _serve(config: Config, make_app: Callable[[], App]) -> int:
     app = make_app()
+    end_metrics = metrics.serve(app.name, config.metrics_listen) if config.metrics_listen else None
+    if config.otlp_endpoint:
+        _trace(app.name, config)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -358,7 +391,8 @@ async def _serve(config: Config, make_app: Callable[[], App]) -> int:
 
     background: list[asyncio.Task[None]] = []
     if await _started(app, stopping):
-        background = [asyncio.ensure_future(work) for work in app.loops(stopping)]
+        watching = [metrics.watch_loop(stopping)] if end_metrics else []
+        background = [asyncio.ensure_future(work) for work in (*app.loops(stopping), *watching)]
         for task in background:
             task.add_done_callback(lambda _: stopping.set())
         # What was imported and opened stays: the collector needn't look at it again, which took tens of ms each time.
@@ -377,8 +411,20 @@ async def _serve(config: Config, make_app: Callable[[], App]) -> int:
     failed = await _finished(background, config.grace_seconds)
     with suppress(errors.UnavailableError):
         await app.stop()
+    await asyncio.to_thread(tracing.stop)
+    if end_metrics:
+        await asyncio.to_thread(end_metrics)
     log.info("%s has stopped (pid %d)", app.name, os.getpid())
     return 1 if failed else 0
+
+
+def _trace(name: str, config: Config) -> None:
+    try:
+        tracing.start(name, config.otlp_endpoint, config.trace_ratio)
+    except ImportError as error:
+        raise errors.ConfigurationError(
+            f"{ENV_PREFIX}OTLP_ENDPOINT: traces need the extra: pip install 'starling[traces]'"
+        ) from error
 
 
 async def _say(healthy: health.aio.HealthServicer, names: list[str], status: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
+from mesh import metrics
 from mesh.errors import UnavailableError
 from mesh.valkey_connection import Command, Connection, connect
 
@@ -40,6 +41,7 @@ def raise_first(replies: Sequence[Any]) -> None:
     for reply in replies:
         if isinstance(reply, ResponseError):
             if refusal := _refusal(reply):
+                metrics.cache_errors.inc()
                 raise UnavailableError(f"Valkey refuses: {refusal}", reason="VALKEY_REFUSES") from reply
             raise reply
 
@@ -122,6 +124,7 @@ class Valkey:
             yield
         except (ConnectionError, TimeoutError, OSError) as error:
             self._away, self._look_again = True, time.monotonic() + _AWAY_SECONDS
+            metrics.cache_errors.inc()
             raise UnavailableError(f"Valkey doesn't answer: {error}", reason="VALKEY_UNAVAILABLE") from error
         except ResponseError as error:
             if refusal := _refusal(error):

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import grpc
 from pydantic import Field
 
-from mesh import caches, channels, principals
+from mesh import caches, channels, metrics, principals
 from mesh.caches.bodies import Bodies
 from mesh.caches.viewer_versions import ViewerVersions
 from mesh.clock import SystemClock
@@ -36,6 +36,8 @@ class TimelineConfig(MediaConfig):
     fanout_targets: str = Field("", pattern=rf"^(?:{_TARGET}(?:,{_TARGET})*)?$")
     """Where fanout_svc's workers are, comma-separated; every address of a name is one. Without: watches hear of pulled
     authors only."""
+    sampler_viewers_per_minute: float = Field(0.0, ge=0, le=600)
+    """How many viewers' homes are held against the stores; those who read lately, drawn at random."""
 
 
 class App:
@@ -46,12 +48,14 @@ class App:
 
     def __init__(self, config: TimelineConfig) -> None:
         clock = SystemClock()
+        self._samples_per_minute = config.sampler_viewers_per_minute
         libraries = (valkey_timelines.LIBRARY, caches.LIBRARY)
         self._valkey = connect_to(config.valkey_url, key_prefix=config.key_prefix, libraries=libraries)
         self._graph_channel = channels.connect(config.graph_target, max_message_bytes=config.max_message_bytes)
         self._tweet_channel = channels.connect(config.tweet_target, max_message_bytes=config.max_message_bytes)
         credentials = principals.Credentials(config.auth_secret.get_secret_value(), principals.service(self.name))
         self._pull_authors = PullAuthors(self._graph_channel, credentials, clock)
+        metrics.pulled_authors.of(lambda: -1 if (known := self._pull_authors.known()) is None else len(known))
         targets = config.fanout_targets.split(",") if config.fanout_targets else []
         self._live = Live(targets, credentials, config.concurrent_calls_max // 2, config.max_message_bytes)
         self._service = TimelineService(
@@ -81,6 +85,7 @@ class App:
         self._service.stopping = stopping
         return [
             self._live.run(stopping),
+            self._service.sampler.run(stopping, self._samples_per_minute),
             self._pull_authors.run(stopping),
             self._service.warmer.run(stopping),
             self._service.author_warmer.run(stopping),

@@ -149,6 +149,40 @@ def visible(tweet: tweet_pb2.Tweet, viewer: ViewerContext) -> bool:
     return not tweet.in_reply_to_user_id or viewer.near(tweet.in_reply_to_user_id)
 
 
+class Filter(Enum):
+    """Why a home timeline doesn't show a tweet; the proto says more."""
+
+    NONE = "none"
+    GONE = "gone"
+    NOT_FOLLOWED = "not_followed"
+    HIDDEN_AUTHOR = "hidden_author"
+    REPLY = "reply"
+    ORIGINAL_SHOWN = "original_shown"
+    ORIGINAL_GONE = "original_gone"
+
+
+def hidden_by(tweet: tweet_pb2.Tweet | None, original: tweet_pb2.Tweet | None, viewer: ViewerContext) -> Filter:
+    """What keeps a tweet out of a home timeline, if all is read; `original` is a retweet's. Other retweets of it aside,
+    it is what `visible` and `retweet_visible` decide."""
+    if tweet is None:
+        return Filter.GONE
+    if not viewer.near(tweet.author_id):
+        return Filter.NOT_FOLLOWED
+    if viewer.hides(tweet.author_id):
+        return Filter.HIDDEN_AUTHOR
+    if tweet.retweeted_tweet_id:
+        return _retweet_hidden_by(tweet, original, viewer)
+    return Filter.NONE if visible(tweet, viewer) else Filter.REPLY
+
+
+def _retweet_hidden_by(retweet: tweet_pb2.Tweet, original: tweet_pb2.Tweet | None, viewer: ViewerContext) -> Filter:
+    if original is None:
+        return Filter.ORIGINAL_GONE
+    if viewer.hides(original.author_id):
+        return Filter.HIDDEN_AUTHOR
+    return Filter.NONE if retweet_visible(retweet, original, viewer) else Filter.ORIGINAL_SHOWN
+
+
 def retweet_visible(retweet: tweet_pb2.Tweet, original: tweet_pb2.Tweet, viewer: ViewerContext) -> bool:
     """Whether a home timeline shows a retweet, if it shows none of the same original before: neither author is hidden,
     and the original has no place of its own in it."""

@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
+from prometheus_client import Counter
+
+from mesh import metrics
 from mesh.caches.bodies import Bodies, Body
 from mesh.caches.counts import Counts
 from mesh.caches.viewer_versions import ViewerVersions
@@ -40,6 +43,15 @@ _BLOCKERS_MAX = 1_000
 _AUTHORS_MAX = 100_000
 _AUTHOR_SECONDS = 60.0
 _TIME_SECONDS = 10.0
+
+
+_FROM_LIST, _COVERING = metrics.home_reads_by["list"], metrics.home_reads_by["covering"]
+_READS: Mapping[Verdict | None, Counter] = {
+    None: metrics.home_reads_by["modes_unknown"],
+    Verdict.BUILD: metrics.home_reads_by["missing"],
+    Verdict.REPLACE: metrics.home_reads_by["replaced"],
+    Verdict.WAIT: metrics.home_reads_by["building"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +120,48 @@ class HomeReader:
             sources = replace(sources, beside=[*sources.beside, viewer_id])
             page, more = await self._page(viewer, sources, Page(size, down_to, place.retweeted), place.below_id)
         return HomePage(await self._dress(page.items, viewer), Place(page.last_id, page.retweeted) if more else None)
+
+    async def page_of_stores(self, viewer_id: int, size: int, place: Place) -> tuple[set[int], int]:
+        """The ids that `page` is to hold, without lists, copies of versions, or what is known of modes; and down to
+        which id they are all (0: to the end). Raises as it does."""
+        viewer = await self._graph.viewer_context(viewer_id)
+        page, more = await self._page(viewer, HomeSources(None), Page(size, 0, place.retweeted), place.below_id)
+        return {item.item_id for item in page.items}, page.last_id if more else 0
+
+    def recent_viewers(self) -> list[int]:
+        """Who read here lately."""
+        return list(self._contexts)
+
+    async def explain(self, viewer_id: int, tweet_id: int) -> timeline_pb2.ExplainHomeTimelineItemResponse:
+        """See the proto. Raises UnavailableError, and NotFoundError for an unknown viewer."""
+        viewer = await self._graph.viewer_context(viewer_id)
+        tweet = (await self._tweets.hydrate([tweet_id])).get(tweet_id)
+        original = (await self._originals([tweet], viewer)).get(tweet.retweeted_tweet_id) if tweet else None
+        hidden = core.hidden_by(tweet, original, viewer)
+        view = await self._timelines.read(lists.home(viewer_id), 2 * self._timelines.cap)
+        source = self._source_of(tweet, viewer, view)
+        return timeline_pb2.ExplainHomeTimelineItemResponse(
+            source=timeline_pb2.ItemSource.Value(f"ITEM_SOURCE_{source}"),
+            filter=timeline_pb2.ItemFilter.Value(f"ITEM_FILTER_{hidden.name}"),
+            list_floor=view.record.floor if view else 0,
+        )
+
+    def _source_of(self, tweet: Body, viewer: ViewerContext, view: ListView | None) -> str:
+        """Where a page finds a tweet. The cases, in order: nowhere; no list serves; a follow that isn't covered; a
+        pulled author; below the list; in it, or not."""
+        if tweet is None or not viewer.near(tweet.author_id):
+            return "NONE"
+        found = core.assess(view.record if view else None, viewer, self._clock.now_ms())
+        pulled = self._pull_authors.known()
+        if view is None or found.verdict is not Verdict.SERVE or pulled is None:
+            return "REBUILT"
+        if tweet.author_id in found.uncovered:
+            return "UNCOVERED"
+        if tweet.author_id in pulled and tweet.author_id != viewer.viewer_id:
+            return "PULLED"
+        if tweet.tweet_id < view.record.floor:
+            return "BELOW_LIST"
+        return "PUSHED" if tweet.tweet_id in view.ids else "LACKING"
 
     async def items(self, viewer_id: int, tweet_ids: Sequence[int]) -> Sequence[timeline_pb2.HomeTimelineItem]:
         """Those of some tweets, newest first, that the viewer may see now, wherever they were found."""
@@ -183,9 +237,12 @@ class HomeReader:
         if found.verdict in {Verdict.BUILD, Verdict.REPLACE} or found.uncovered:
             self._missed(viewer.viewer_id)
         if found.verdict is not Verdict.SERVE or pulled is None:
+            _READS[found.verdict if found.verdict is not Verdict.SERVE else None].inc()
             return HomeSources(None)
         beside = viewer.shown(found.uncovered)
         to_pull = pulled.intersection(viewer.followee_ids).difference(found.uncovered) if pulled else ()
+        (_COVERING if found.uncovered else _FROM_LIST).inc()
+        metrics.pull_width.observe(len(to_pull))
         return HomeSources(view, beside, viewer.shown(to_pull))
 
     async def _page(self, viewer: ViewerContext, sources: HomeSources, page: Page, below_id: int) -> tuple[Page, bool]:
@@ -283,6 +340,7 @@ class HomeReader:
             if body and tweet_id in counts:
                 body.counts.CopyFrom(counts[tweet_id])
         if missed:
+            metrics.bodies_missed.inc(len(missed))
             found |= await self._tweets.hydrate([*missed, *uncounted])
         elif uncounted:
             with suppress(UnavailableError):

@@ -7,12 +7,18 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
-from mesh import checks, principals
+from mesh import checks, metrics, principals
 from mesh.caches.bodies import Bodies
 from mesh.caches.counts import Counts
 from mesh.caches.viewer_versions import ViewerVersions
 from mesh.clock import Clock
-from mesh.errors import AbortedError, InvalidArgumentError, ResourceExhaustedError, UnavailableError
+from mesh.errors import (
+    AbortedError,
+    InvalidArgumentError,
+    PermissionDeniedError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from mesh.ids import ID_MAX
 from mesh.media import MediaUrls
 from mesh.page_tokens import PageTokens
@@ -30,6 +36,7 @@ from timeline_svc.live import Live, Watch
 from timeline_svc.peers import Graph, Tweets
 from timeline_svc.pull_authors import PullAuthors
 from timeline_svc.reader import HomeReader, Place
+from timeline_svc.sampler import Sampler
 from timeline_svc.sources import newest
 
 log = logging.getLogger(__name__)
@@ -39,8 +46,11 @@ ALLOWED: Allowed = {
     _SERVICE + "ListHomeTimeline": USERS,
     _SERVICE + "WatchHomeTimeline": USERS,
     _SERVICE + "RebuildHomeTimeline": OPERATORS,
+    _SERVICE + "VerifyHomeTimeline": OPERATORS,
+    _SERVICE + "ExplainHomeTimelineItem": USERS | OPERATORS,
 }
 
+_REBUILT, _COVERED = metrics.lists_made.labels("rebuild"), metrics.lists_made.labels("cover")
 _RPC = "ListHomeTimeline"
 _CATCH_UP_PAGE = 100
 _CATCH_UP_MAX = 500
@@ -95,6 +105,7 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
             media=media,
             missed=self.warmer.enqueue,
         )
+        self.sampler = Sampler(self._reader, clock)
 
     async def ListHomeTimeline(
         self, request: timeline_pb2.ListHomeTimelineRequest, context: Any
@@ -193,7 +204,10 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
             ids, down_to = await newest(self._tweets, viewer.authors(), 0, self._timelines.cap)
             return Content(viewer.version, ids, down_to)
 
-        return await rebuild(self._timelines, lists.home(viewer_id), fetch)
+        made = await rebuild(self._timelines, lists.home(viewer_id), fetch)
+        if made:
+            _REBUILT.inc()
+        return made
 
     async def _cover(self, view: ListView, viewer: ViewerContext, uncovered: Sequence[int]) -> None:
         record = view.record
@@ -201,6 +215,7 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
         await self._timelines.cover(
             lists.home(viewer.viewer_id), record.token, record.version, viewer.version, ids, down_to
         )
+        _COVERED.inc()
 
     async def RebuildHomeTimeline(
         self, request: timeline_pb2.RebuildHomeTimelineRequest, context: Any
@@ -214,6 +229,26 @@ class TimelineService(timeline_pb2_grpc.TimelineServiceServicer):
             raise AbortedError("Somebody else is rebuilding this list.", reason="REBUILD_AT_WORK")
         view = await self._timelines.read(key, self._timelines.cap)
         return timeline_pb2.RebuildHomeTimelineResponse(entries=len(view.ids) if view else 0)
+
+    async def VerifyHomeTimeline(
+        self, request: timeline_pb2.VerifyHomeTimelineRequest, context: Any
+    ) -> timeline_pb2.VerifyHomeTimelineResponse:
+        """See the proto."""
+        found = await self.sampler.compare(checks.required_id("viewer_id", request.viewer_id))
+        return timeline_pb2.VerifyHomeTimelineResponse(
+            compared=found.compared, missing_item_ids=found.missing, extra_item_ids=found.extra
+        )
+
+    async def ExplainHomeTimelineItem(
+        self, request: timeline_pb2.ExplainHomeTimelineItemRequest, context: Any
+    ) -> timeline_pb2.ExplainHomeTimelineItemResponse:
+        """See the proto."""
+        caller = principals.current.get()
+        own = caller.user_id if caller.kind is principals.Kind.USER else 0
+        viewer_id = checks.required_id("viewer_id", request.viewer_id or own)
+        if own and viewer_id != own:
+            raise PermissionDeniedError("Users may ask about their own home timeline.", reason="NOT_YOURS")
+        return await self._reader.explain(viewer_id, checks.required_id("tweet_id", request.tweet_id))
 
 
 class _Sent:

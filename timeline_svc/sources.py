@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
+from mesh import metrics
 from mesh.errors import UnavailableError
 from mesh.ids import ID_MAX
 from mesh.timelines import port as lists
@@ -174,6 +175,7 @@ async def home_ids(
         if from_list.exact_to == 0:
             return
         below_id = from_list.exact_to
+        metrics.fall_throughs.inc()
     async with aclosing(stored(tweets, viewer.shown(viewer.authors()), below_id)) as lower:
         async for tweet_id in lower:
             yield tweet_id

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import grpc
 from pydantic import Field, ValidationInfo, field_validator
 
-from mesh import caches, channels, principals
+from mesh import caches, channels, metrics, principals
 from mesh.background import keep_lease, process_name
 from mesh.caches.bodies import Bodies
 from mesh.caches.counts import Counts
@@ -86,13 +86,15 @@ class App:
         self._relay = Relay(self._store, producer, clock)
         self._counting = Counting(Counts(self._valkey), self._store, clock)
         self._flush_seconds = config.counts_flush_seconds
+        velocity = Velocity(self._valkey, clock, config.hot_retweets_per_second)
+        metrics.hot_tweets.of(velocity.hot)
         self._service = TweetService(
             store=self._store,
             timelines=valkey_timelines.ValkeyTimelines(self._valkey, clock),
             bodies=Bodies(self._valkey),
             counting=self._counting,
             media=MediaUrls(config.media_base_url, config.media_key.get_secret_value(), clock),
-            velocity=Velocity(self._valkey, clock, config.hot_retweets_per_second),
+            velocity=velocity,
             snowflakes=self._snowflakes,
             page_tokens=PageTokens([key.get_secret_value() for key in config.page_token_keys]),
             accounts=Accounts(self._channel, credentials),

@@ -152,9 +152,9 @@ def to_revision(revision: Revision) -> tweet_pb2.TweetRevision:
     return message
 
 
-def to_event(row: OutboxRow) -> event_pb2.TweetEvent:
+def to_event(row: OutboxRow, traceparent: str = "") -> event_pb2.TweetEvent:
     """What the log carries of an outbox row."""
-    event = event_pb2.TweetEvent(event_id=row.event_id, author_id=row.author_id)
+    event = event_pb2.TweetEvent(event_id=row.event_id, author_id=row.author_id, traceparent=traceparent)
     match row.kind:
         case EventKind.CREATED:
             event.created.tweet_id = row.tweet_id

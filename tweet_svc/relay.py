@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 
-from mesh import failpoints
+from mesh import failpoints, metrics, tracing
 from mesh.clock import Clock
 from mesh.errors import StarlingError
 from mesh.eventlog.port import LogFullError, Producer
@@ -20,7 +21,9 @@ KEEP_MS = 3_600_000
 BATCH = 500
 _SWEEP_SECONDS = 1.0
 _PRUNE_SECONDS = 5.0
+_MEASURE_SECONDS = 2.0
 _BACKOFF_SECONDS = 0.5
+_TRACES_MAX = 10_000
 
 
 class Relay:
@@ -36,9 +39,16 @@ class Relay:
         self._nudged = {slow: asyncio.Event() for slow in (False, True)}
         self._incarnation = ""
         self._looking = asyncio.Lock()
+        self._traces: OrderedDict[int, str] = OrderedDict()
 
-    def nudge(self, *, slow: bool = False) -> None:
-        """Something was written."""
+    def nudge(self, *, slow: bool = False, tweet_id: int = 0) -> None:
+        """Something was written; of a tweet, if it is told, whose event goes on with the trace of the call at hand."""
+        traceparent = tracing.current.get()
+        if tweet_id and tracing.is_sampled(traceparent):
+            # Kept here, not in the outbox: what a crash forgets of a trace is nobody's loss.
+            self._traces[tweet_id] = traceparent
+            if len(self._traces) > _TRACES_MAX:
+                self._traces.popitem(last=False)
         self._nudged[slow].set()
 
     async def step(self, *, slow: bool = False) -> int:
@@ -55,7 +65,10 @@ class Relay:
             rows = await self._store.unpublished(BATCH, slow=slow)
         if rows:
             topic = FANOUT_TASKS_SLOW if slow else TWEET_FANOUT
-            records = [(str(row.author_id).encode(), to_event(row).SerializeToString()) for row in rows]
+            records = [
+                (str(row.author_id).encode(), to_event(row, self._traces.get(row.tweet_id, "")).SerializeToString())
+                for row in rows
+            ]
             try:
                 await self._producer.publish(topic.name, records)
             except LogFullError as error:
@@ -65,6 +78,9 @@ class Relay:
             if failpoints.ARMED:
                 failpoints.hit("before-mark-published")
             await self._mark(rows, incarnation)
+            metrics.events_published.inc(len(rows))
+            for row in rows:
+                self._traces.pop(row.tweet_id, None)
         return len(rows)
 
     async def _republish(self) -> str:
@@ -89,7 +105,14 @@ class Relay:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping`."""
-        await asyncio.gather(self._run(stopping, slow=False), self._run(stopping, slow=True))
+        await asyncio.gather(self._run(stopping, slow=False), self._run(stopping, slow=True), self._measure(stopping))
+
+    async def _measure(self, stopping: asyncio.Event) -> None:
+        while not stopping.is_set():
+            with suppress(StarlingError):
+                metrics.outbox_depth.set(await self._store.outbox_depth())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), _MEASURE_SECONDS)
 
     async def _run(self, stopping: asyncio.Event, *, slow: bool) -> None:
         pruned = self._clock.monotonic()
@@ -103,6 +126,7 @@ class Relay:
                     await self.prune()
             except (StarlingError, LogFullError) as error:
                 log.warning("the relay waits: %s", error)
+                metrics.relay_retries.inc()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), _BACKOFF_SECONDS)
                 continue

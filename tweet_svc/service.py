@@ -68,8 +68,8 @@ _INLINE_SECONDS = 0.25
 class OnWrite(Protocol):
     """Is told that an outbox row was written."""
 
-    def __call__(self, *, slow: bool = False) -> None:
-        """`slow`: one of what may wait."""
+    def __call__(self, *, slow: bool = False, tweet_id: int = 0) -> None:
+        """`slow`: one of what may wait. `tweet_id`: whose event is to go on with this call's trace."""
         ...
 
 
@@ -121,7 +121,7 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         if stored is None:
             tweet = await self._new_tweet(author_id, draft)
             stored = await self._store.create_tweet(tweet, asked, now, self._outbox_max)
-            self._on_write()
+            self._on_write(tweet_id=stored.tweet_id)
             new = stored.tweet_id == tweet.tweet_id
         if failpoints.ARMED:
             failpoints.hit("after-outbox-row")
@@ -370,7 +370,7 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         """A tweet was deleted, now or before."""
         tweet = change.tweet
         assert tweet.deleted
-        self._on_write(slow=bool(tweet.retweeted_tweet_id))
+        self._on_write(slow=bool(tweet.retweeted_tweet_id), tweet_id=tweet.tweet_id)
         if change.changed:
             await self._counting.add(core.counted(tweet, -1))
         # A cached body that outlives its deletion would be shown: no reply before it's gone. Fan-out repeats this, for
@@ -402,7 +402,7 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
             raise FailedPreconditionError(
                 "The tweet is of another version.", reason="VERSION_MISMATCH", version=str(change.tweet.version)
             )
-        self._on_write()
+        self._on_write(tweet_id=edit.tweet_id)
         message = core.to_message(change.tweet)
         # As for a deletion: whoever reads after the reply reads the new text, also after a retry that changed nothing.
         await self._bodies.put([message])
@@ -467,7 +467,7 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         )
         outbox_max = self._outbox_slow_max if slow else self._outbox_max
         stored = await self._store.create_retweet(retweet, outbox_max, slow=slow)
-        self._on_write(slow=slow)
+        self._on_write(slow=slow, tweet_id=stored.tweet_id)
         return stored, stored.tweet_id == retweet.tweet_id
 
     async def _retweet_hot(self, tweet_id: int, author_ids: Sequence[int]) -> Sequence[tweet_pb2.Tweet | StarlingError]:

@@ -27,6 +27,11 @@ class Velocity:
         """Whether it is, as far as retweets through this process have shown."""
         return self._clock.now_ms() < self._hot_until.get(original_id, 0)
 
+    def hot(self) -> int:
+        """How many are, as far as is known here."""
+        now = self._clock.now_ms()
+        return sum(now < until for until in list(self._hot_until.values()))
+
     async def retweeted(self, original_id: int, times: int = 1) -> Heat:
         """Count so many retweets more, and judge. Raises UnavailableError."""
         if not self._bar:

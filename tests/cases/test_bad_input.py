@@ -207,6 +207,11 @@ BAD = [
     Bad("timeline.WatchHomeTimeline", h.WatchHomeTimelineRequest(), NOT_FOUND, reason="USER_NOT_FOUND", caller=principals.user(UNKNOWN)),
     Bad("fanout.StreamDeliveries", [f.StreamDeliveriesRequest(added_viewer_ids=[0])], INVALID, "added_viewer_ids", caller=SERVICE),
     Bad("fanout.StreamDeliveries", [f.StreamDeliveriesRequest(added_viewer_ids=range(1, 10_002))], INVALID, "added_viewer_ids", caller=SERVICE),
+    Bad("timeline.VerifyHomeTimeline", h.VerifyHomeTimelineRequest(), INVALID, "viewer_id", caller=OPERATOR),
+    Bad("timeline.VerifyHomeTimeline", h.VerifyHomeTimelineRequest(viewer_id=UNKNOWN), NOT_FOUND, reason="USER_NOT_FOUND", caller=OPERATOR),
+    Bad("timeline.ExplainHomeTimelineItem", h.ExplainHomeTimelineItemRequest(viewer_id=UNKNOWN, tweet_id=1), NOT_FOUND, reason="USER_NOT_FOUND", caller=OPERATOR),
+    Bad("timeline.ExplainHomeTimelineItem", h.ExplainHomeTimelineItemRequest(tweet_id=1), INVALID, "viewer_id", caller=OPERATOR),
+    Bad("timeline.ExplainHomeTimelineItem", h.ExplainHomeTimelineItemRequest(), INVALID, "tweet_id"),
     Bad("timeline.RebuildHomeTimeline", h.RebuildHomeTimelineRequest(), INVALID, "viewer_id", caller=OPERATOR),
     Bad("timeline.RebuildHomeTimeline", h.RebuildHomeTimelineRequest(viewer_id=UNKNOWN), NOT_FOUND, reason="USER_NOT_FOUND", caller=OPERATOR),
 ]  # fmt: skip

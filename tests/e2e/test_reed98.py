@@ -23,6 +23,7 @@ from mesh.channels import streaming
 from mesh.valkey_cluster import SCHEME
 from starling.fanout.v1 import fanout_pb2
 from starling.graph.v1 import graph_pb2
+from starling.timeline.v1 import timeline_pb2
 from starling.tweet.v1 import tweet_pb2
 from tests.cassandra import Keyspace
 from tests.e2e.conftest import RunningMesh
@@ -127,6 +128,11 @@ class People:
         await graph.ListFollowers(graph_pb2.ListFollowersRequest(user_id=other), **how)
         await graph.ListFollowing(graph_pb2.ListFollowingRequest(user_id=other), **how)
         await self.client.rebuild(me)
+        await self.client.verify(me)
+        await self.client.explain(me, self.tweets[BIGGEST][0])
+        await self.client.timeline.ExplainHomeTimelineItem(
+            timeline_pb2.ExplainHomeTimelineItemRequest(tweet_id=self.tweets[BIGGEST][0]), **how
+        )
         await self._do_what_people_do_with_tweets(how)
         await self._do_what_people_do_with_each_other(how)
 
@@ -221,7 +227,7 @@ def number_of_lists(mesh: RunningMesh) -> int:
 
 def calls_seen(log: str) -> Counter[tuple[str, str]]:
     """(kind of caller, RPC) of each call that succeeded, or that its caller ended, as one does with a stream."""
-    pattern = re.compile(r"call caller=(\S+) method=/starling\.(\w+)\.v1\.\w+/(\w+) code=(?:OK|CancelledError)")
+    pattern = re.compile(r"call caller=(\S+) method=/starling\.(\w+)\.v1\.\w+/(\w+) code=(?:OK|CANCELLED)")
     found = pattern.findall(log)
     return Counter((re.sub(r"^user:\d+$", "user", caller), f"{area}.{method}") for caller, area, method in found)
 

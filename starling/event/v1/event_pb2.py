@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dstarling/event/v1/event.proto\x12\x11starling.event.v1\"\xbb\x02\n\nTweetEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\x04\x12\x11\n\tauthor_id\x18\x02 \x01(\x04\x12\x32\n\x07\x63reated\x18\x03 \x01(\x0b\x32\x1f.starling.event.v1.TweetCreatedH\x00\x12\x32\n\x07\x64\x65leted\x18\x04 \x01(\x0b\x32\x1f.starling.event.v1.TweetDeletedH\x00\x12\x33\n\x06\x62ucket\x18\x05 \x01(\x0b\x32!.starling.event.v1.BucketDeliveryH\x00\x12/\n\x05\x64rain\x18\x06 \x01(\x0b\x32\x1e.starling.event.v1.BucketDrainH\x00\x12\x32\n\x07updated\x18\x07 \x01(\x0b\x32\x1f.starling.event.v1.TweetUpdatedH\x00\x42\x06\n\x04kind\" \n\x0cTweetCreated\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\"1\n\x0cTweetDeleted\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\r\"1\n\x0cTweetUpdated\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\r\"3\n\x0e\x42ucketDelivery\x12\x11\n\ttweet_ids\x18\x01 \x03(\x06\x12\x0e\n\x06\x62ucket\x18\x02 \x01(\r\",\n\x0b\x42ucketDrain\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06\x62ucket\x18\x02 \x01(\r\"^\n\nDeadLetter\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\t\x12\r\n\x05\x63\x61use\x18\x04 \x01(\t\x12\r\n\x05value\x18\x05 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dstarling/event/v1/event.proto\x12\x11starling.event.v1\"\xd0\x02\n\nTweetEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\x04\x12\x11\n\tauthor_id\x18\x02 \x01(\x04\x12\x32\n\x07\x63reated\x18\x03 \x01(\x0b\x32\x1f.starling.event.v1.TweetCreatedH\x00\x12\x32\n\x07\x64\x65leted\x18\x04 \x01(\x0b\x32\x1f.starling.event.v1.TweetDeletedH\x00\x12\x33\n\x06\x62ucket\x18\x05 \x01(\x0b\x32!.starling.event.v1.BucketDeliveryH\x00\x12/\n\x05\x64rain\x18\x06 \x01(\x0b\x32\x1e.starling.event.v1.BucketDrainH\x00\x12\x32\n\x07updated\x18\x07 \x01(\x0b\x32\x1f.starling.event.v1.TweetUpdatedH\x00\x12\x13\n\x0btraceparent\x18\x08 \x01(\tB\x06\n\x04kind\" \n\x0cTweetCreated\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\"1\n\x0cTweetDeleted\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\r\"1\n\x0cTweetUpdated\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\r\"3\n\x0e\x42ucketDelivery\x12\x11\n\ttweet_ids\x18\x01 \x03(\x06\x12\x0e\n\x06\x62ucket\x18\x02 \x01(\r\",\n\x0b\x42ucketDrain\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06\x62ucket\x18\x02 \x01(\r\"^\n\nDeadLetter\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\t\x12\r\n\x05\x63\x61use\x18\x04 \x01(\t\x12\r\n\x05value\x18\x05 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,17 +32,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'starling.event.v1.event_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TWEETEVENT']._serialized_start=53
-  _globals['_TWEETEVENT']._serialized_end=368
-  _globals['_TWEETCREATED']._serialized_start=370
-  _globals['_TWEETCREATED']._serialized_end=402
-  _globals['_TWEETDELETED']._serialized_start=404
-  _globals['_TWEETDELETED']._serialized_end=453
-  _globals['_TWEETUPDATED']._serialized_start=455
-  _globals['_TWEETUPDATED']._serialized_end=504
-  _globals['_BUCKETDELIVERY']._serialized_start=506
-  _globals['_BUCKETDELIVERY']._serialized_end=557
-  _globals['_BUCKETDRAIN']._serialized_start=559
-  _globals['_BUCKETDRAIN']._serialized_end=603
-  _globals['_DEADLETTER']._serialized_start=605
-  _globals['_DEADLETTER']._serialized_end=699
+  _globals['_TWEETEVENT']._serialized_end=389
+  _globals['_TWEETCREATED']._serialized_start=391
+  _globals['_TWEETCREATED']._serialized_end=423
+  _globals['_TWEETDELETED']._serialized_start=425
+  _globals['_TWEETDELETED']._serialized_end=474
+  _globals['_TWEETUPDATED']._serialized_start=476
+  _globals['_TWEETUPDATED']._serialized_end=525
+  _globals['_BUCKETDELIVERY']._serialized_start=527
+  _globals['_BUCKETDELIVERY']._serialized_end=578
+  _globals['_BUCKETDRAIN']._serialized_start=580
+  _globals['_BUCKETDRAIN']._serialized_end=624
+  _globals['_DEADLETTER']._serialized_start=626
+  _globals['_DEADLETTER']._serialized_end=720
 # @@protoc_insertion_point(module_scope)

@@ -34,10 +34,13 @@ class TweetEvent(_message.Message):
     BUCKET_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     UPDATED_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     event_id: _builtins.int
     """Its position in tweet_svc's outbox, for tracing; 0 for tasks."""
     author_id: _builtins.int
     """The author; facts have it as their key, tasks author and bucket."""
+    traceparent: _builtins.str
+    """The W3C traceparent of the call that it comes from, where that trace is recorded."""
     @_builtins.property
     def created(self) -> Global___TweetCreated:
         """A tweet was posted."""
@@ -68,10 +71,11 @@ class TweetEvent(_message.Message):
         bucket: Global___BucketDelivery | None = ...,
         drain: Global___BucketDrain | None = ...,
         updated: Global___TweetUpdated | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["bucket", b"bucket", "created", b"created", "deleted", b"deleted", "drain", b"drain", "kind", b"kind", "updated", b"updated"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["author_id", b"author_id", "bucket", b"bucket", "created", b"created", "deleted", b"deleted", "drain", b"drain", "event_id", b"event_id", "kind", b"kind", "updated", b"updated"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["author_id", b"author_id", "bucket", b"bucket", "created", b"created", "deleted", b"deleted", "drain", b"drain", "event_id", b"event_id", "kind", b"kind", "traceparent", b"traceparent", "updated", b"updated"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["created", "deleted", "bucket", "drain", "updated"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015

@@ -26,7 +26,7 @@ from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from starling.tweet.v1 import tweet_pb2 as starling_dot_tweet_dot_v1_dot_tweet__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#starling/timeline/v1/timeline.proto\x12\x14starling.timeline.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1dstarling/tweet/v1/tweet.proto\"\x85\x01\n\x17ListHomeTimelineRequest\x12\x18\n\tpage_size\x18\x01 \x01(\x05R\x05limit\x12\x1a\n\npage_token\x18\x02 \x01(\tR\x06\x63ursor\x12\x1d\n\x15read_your_write_token\x18\x03 \x01(\t\x12\x15\n\rnewer_than_id\x18\x04 \x01(\x04\"v\n\x18ListHomeTimelineResponse\x12\x35\n\x05items\x18\x01 \x03(\x0b\x32&.starling.timeline.v1.HomeTimelineItem\x12#\n\x0fnext_page_token\x18\x02 \x01(\tR\nnextCursor\"\xef\x01\n\x10HomeTimelineItem\x12\'\n\x05tweet\x18\x01 \x01(\x0b\x32\x18.starling.tweet.v1.Tweet\x12,\n\x06\x61uthor\x18\x02 \x01(\x0b\x32\x1c.starling.timeline.v1.Author\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x12\x32\n\x0cretweeted_by\x18\x04 \x01(\x0b\x32\x1c.starling.timeline.v1.Author\x12?\n\nreferences\x18\x05 \x03(\x0b\x32+.starling.timeline.v1.HomeTimelineReference\"\x80\x01\n\x15HomeTimelineReference\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\x12\'\n\x05tweet\x18\x02 \x01(\x0b\x32\x18.starling.tweet.v1.Tweet\x12,\n\x06\x61uthor\x18\x03 \x01(\x0b\x32\x1c.starling.timeline.v1.Author\"?\n\x06\x41uthor\x12\x0f\n\x07user_id\x18\x01 \x01(\x04\x12\x0e\n\x06handle\x18\x02 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x03 \x01(\t\"/\n\x1aRebuildHomeTimelineRequest\x12\x11\n\tviewer_id\x18\x01 \x01(\x04\".\n\x1bRebuildHomeTimelineResponse\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\r\"1\n\x18WatchHomeTimelineRequest\x12\x15\n\rnewer_than_id\x18\x01 \x01(\x04\"\xc5\x01\n\x19WatchHomeTimelineResponse\x12\x36\n\x04item\x18\x01 \x01(\x0b\x32&.starling.timeline.v1.HomeTimelineItemH\x00\x12-\n\x03gap\x18\x02 \x01(\x0b\x32\x1e.starling.timeline.v1.WatchGapH\x00\x12\x39\n\theartbeat\x18\x03 \x01(\x0b\x32$.starling.timeline.v1.WatchHeartbeatH\x00\x42\x06\n\x04kind\"\n\n\x08WatchGap\"\x10\n\x0eWatchHeartbeat2\x98\x03\n\x0fTimelineService\x12\x90\x01\n\x10ListHomeTimeline\x12-.starling.timeline.v1.ListHomeTimelineRequest\x1a..starling.timeline.v1.ListHomeTimelineResponse\"\x1d\x82\xd3\xe4\x93\x02\x17\x12\x15/api/v1/timeline/home\x12z\n\x13RebuildHomeTimeline\x12\x30.starling.timeline.v1.RebuildHomeTimelineRequest\x1a\x31.starling.timeline.v1.RebuildHomeTimelineResponse\x12v\n\x11WatchHomeTimeline\x12..starling.timeline.v1.WatchHomeTimelineRequest\x1a/.starling.timeline.v1.WatchHomeTimelineResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#starling/timeline/v1/timeline.proto\x12\x14starling.timeline.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1dstarling/tweet/v1/tweet.proto\"\x85\x01\n\x17ListHomeTimelineRequest\x12\x18\n\tpage_size\x18\x01 \x01(\x05R\x05limit\x12\x1a\n\npage_token\x18\x02 \x01(\tR\x06\x63ursor\x12\x1d\n\x15read_your_write_token\x18\x03 \x01(\t\x12\x15\n\rnewer_than_id\x18\x04 \x01(\x04\"v\n\x18ListHomeTimelineResponse\x12\x35\n\x05items\x18\x01 \x03(\x0b\x32&.starling.timeline.v1.HomeTimelineItem\x12#\n\x0fnext_page_token\x18\x02 \x01(\tR\nnextCursor\"\xef\x01\n\x10HomeTimelineItem\x12\'\n\x05tweet\x18\x01 \x01(\x0b\x32\x18.starling.tweet.v1.Tweet\x12,\n\x06\x61uthor\x18\x02 \x01(\x0b\x32\x1c.starling.timeline.v1.Author\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x12\x32\n\x0cretweeted_by\x18\x04 \x01(\x0b\x32\x1c.starling.timeline.v1.Author\x12?\n\nreferences\x18\x05 \x03(\x0b\x32+.starling.timeline.v1.HomeTimelineReference\"\x80\x01\n\x15HomeTimelineReference\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\x12\'\n\x05tweet\x18\x02 \x01(\x0b\x32\x18.starling.tweet.v1.Tweet\x12,\n\x06\x61uthor\x18\x03 \x01(\x0b\x32\x1c.starling.timeline.v1.Author\"?\n\x06\x41uthor\x12\x0f\n\x07user_id\x18\x01 \x01(\x04\x12\x0e\n\x06handle\x18\x02 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x03 \x01(\t\"/\n\x1aRebuildHomeTimelineRequest\x12\x11\n\tviewer_id\x18\x01 \x01(\x04\".\n\x1bRebuildHomeTimelineResponse\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\r\".\n\x19VerifyHomeTimelineRequest\x12\x11\n\tviewer_id\x18\x01 \x01(\x04\"`\n\x1aVerifyHomeTimelineResponse\x12\x10\n\x08\x63ompared\x18\x01 \x01(\r\x12\x18\n\x10missing_item_ids\x18\x02 \x03(\x04\x12\x16\n\x0e\x65xtra_item_ids\x18\x03 \x03(\x04\"E\n\x1e\x45xplainHomeTimelineItemRequest\x12\x11\n\tviewer_id\x18\x01 \x01(\x04\x12\x10\n\x08tweet_id\x18\x02 \x01(\x04\"\x99\x01\n\x1f\x45xplainHomeTimelineItemResponse\x12\x30\n\x06source\x18\x01 \x01(\x0e\x32 .starling.timeline.v1.ItemSource\x12\x30\n\x06\x66ilter\x18\x02 \x01(\x0e\x32 .starling.timeline.v1.ItemFilter\x12\x12\n\nlist_floor\x18\x03 \x01(\x04\"1\n\x18WatchHomeTimelineRequest\x12\x15\n\rnewer_than_id\x18\x01 \x01(\x04\"\xc5\x01\n\x19WatchHomeTimelineResponse\x12\x36\n\x04item\x18\x01 \x01(\x0b\x32&.starling.timeline.v1.HomeTimelineItemH\x00\x12-\n\x03gap\x18\x02 \x01(\x0b\x32\x1e.starling.timeline.v1.WatchGapH\x00\x12\x39\n\theartbeat\x18\x03 \x01(\x0b\x32$.starling.timeline.v1.WatchHeartbeatH\x00\x42\x06\n\x04kind\"\n\n\x08WatchGap\"\x10\n\x0eWatchHeartbeat*\xd8\x01\n\nItemSource\x12\x1b\n\x17ITEM_SOURCE_UNSPECIFIED\x10\x00\x12\x14\n\x10ITEM_SOURCE_NONE\x10\x01\x12\x16\n\x12ITEM_SOURCE_PUSHED\x10\x02\x12\x16\n\x12ITEM_SOURCE_PULLED\x10\x03\x12\x19\n\x15ITEM_SOURCE_UNCOVERED\x10\x04\x12\x1a\n\x16ITEM_SOURCE_BELOW_LIST\x10\x05\x12\x17\n\x13ITEM_SOURCE_REBUILT\x10\x06\x12\x17\n\x13ITEM_SOURCE_LACKING\x10\x07*\xe8\x01\n\nItemFilter\x12\x1b\n\x17ITEM_FILTER_UNSPECIFIED\x10\x00\x12\x14\n\x10ITEM_FILTER_NONE\x10\x01\x12\x14\n\x10ITEM_FILTER_GONE\x10\x02\x12\x1c\n\x18ITEM_FILTER_NOT_FOLLOWED\x10\x03\x12\x1d\n\x19ITEM_FILTER_HIDDEN_AUTHOR\x10\x04\x12\x15\n\x11ITEM_FILTER_REPLY\x10\x05\x12\x1e\n\x1aITEM_FILTER_ORIGINAL_SHOWN\x10\x06\x12\x1d\n\x19ITEM_FILTER_ORIGINAL_GONE\x10\x07\x32\x9a\x05\n\x0fTimelineService\x12\x90\x01\n\x10ListHomeTimeline\x12-.starling.timeline.v1.ListHomeTimelineRequest\x1a..starling.timeline.v1.ListHomeTimelineResponse\"\x1d\x82\xd3\xe4\x93\x02\x17\x12\x15/api/v1/timeline/home\x12z\n\x13RebuildHomeTimeline\x12\x30.starling.timeline.v1.RebuildHomeTimelineRequest\x1a\x31.starling.timeline.v1.RebuildHomeTimelineResponse\x12w\n\x12VerifyHomeTimeline\x12/.starling.timeline.v1.VerifyHomeTimelineRequest\x1a\x30.starling.timeline.v1.VerifyHomeTimelineResponse\x12\x86\x01\n\x17\x45xplainHomeTimelineItem\x12\x34.starling.timeline.v1.ExplainHomeTimelineItemRequest\x1a\x35.starling.timeline.v1.ExplainHomeTimelineItemResponse\x12v\n\x11WatchHomeTimeline\x12..starling.timeline.v1.WatchHomeTimelineRequest\x1a/.starling.timeline.v1.WatchHomeTimelineResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,6 +35,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TIMELINESERVICE'].methods_by_name['ListHomeTimeline']._loaded_options = None
   _globals['_TIMELINESERVICE'].methods_by_name['ListHomeTimeline']._serialized_options = b'\202\323\344\223\002\027\022\025/api/v1/timeline/home'
+  _globals['_ITEMSOURCE']._serialized_start=1568
+  _globals['_ITEMSOURCE']._serialized_end=1784
+  _globals['_ITEMFILTER']._serialized_start=1787
+  _globals['_ITEMFILTER']._serialized_end=2019
   _globals['_LISTHOMETIMELINEREQUEST']._serialized_start=123
   _globals['_LISTHOMETIMELINEREQUEST']._serialized_end=256
   _globals['_LISTHOMETIMELINERESPONSE']._serialized_start=258
@@ -49,14 +53,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REBUILDHOMETIMELINEREQUEST']._serialized_end=863
   _globals['_REBUILDHOMETIMELINERESPONSE']._serialized_start=865
   _globals['_REBUILDHOMETIMELINERESPONSE']._serialized_end=911
-  _globals['_WATCHHOMETIMELINEREQUEST']._serialized_start=913
-  _globals['_WATCHHOMETIMELINEREQUEST']._serialized_end=962
-  _globals['_WATCHHOMETIMELINERESPONSE']._serialized_start=965
-  _globals['_WATCHHOMETIMELINERESPONSE']._serialized_end=1162
-  _globals['_WATCHGAP']._serialized_start=1164
-  _globals['_WATCHGAP']._serialized_end=1174
-  _globals['_WATCHHEARTBEAT']._serialized_start=1176
-  _globals['_WATCHHEARTBEAT']._serialized_end=1192
-  _globals['_TIMELINESERVICE']._serialized_start=1195
-  _globals['_TIMELINESERVICE']._serialized_end=1603
+  _globals['_VERIFYHOMETIMELINEREQUEST']._serialized_start=913
+  _globals['_VERIFYHOMETIMELINEREQUEST']._serialized_end=959
+  _globals['_VERIFYHOMETIMELINERESPONSE']._serialized_start=961
+  _globals['_VERIFYHOMETIMELINERESPONSE']._serialized_end=1057
+  _globals['_EXPLAINHOMETIMELINEITEMREQUEST']._serialized_start=1059
+  _globals['_EXPLAINHOMETIMELINEITEMREQUEST']._serialized_end=1128
+  _globals['_EXPLAINHOMETIMELINEITEMRESPONSE']._serialized_start=1131
+  _globals['_EXPLAINHOMETIMELINEITEMRESPONSE']._serialized_end=1284
+  _globals['_WATCHHOMETIMELINEREQUEST']._serialized_start=1286
+  _globals['_WATCHHOMETIMELINEREQUEST']._serialized_end=1335
+  _globals['_WATCHHOMETIMELINERESPONSE']._serialized_start=1338
+  _globals['_WATCHHOMETIMELINERESPONSE']._serialized_end=1535
+  _globals['_WATCHGAP']._serialized_start=1537
+  _globals['_WATCHGAP']._serialized_end=1547
+  _globals['_WATCHHEARTBEAT']._serialized_start=1549
+  _globals['_WATCHHEARTBEAT']._serialized_end=1565
+  _globals['_TIMELINESERVICE']._serialized_start=2022
+  _globals['_TIMELINESERVICE']._serialized_end=2688
 # @@protoc_insertion_point(module_scope)

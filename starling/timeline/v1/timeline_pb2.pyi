@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from starling.tweet.v1 import tweet_pb2 as _tweet_pb2
 import builtins as _builtins
 import sys
@@ -18,6 +19,94 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ItemSource:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ItemSourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ItemSource.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ITEM_SOURCE_UNSPECIFIED: _ItemSource.ValueType  # 0
+    """Not set."""
+    ITEM_SOURCE_NONE: _ItemSource.ValueType  # 1
+    """Nowhere: it is no tweet of the viewer's or of somebody followed."""
+    ITEM_SOURCE_PUSHED: _ItemSource.ValueType  # 2
+    """In the viewer's list: pushed, or put there when the list was made or a follow was covered."""
+    ITEM_SOURCE_PULLED: _ItemSource.ValueType  # 3
+    """In the author's own list: the author has too many followers for a push."""
+    ITEM_SOURCE_UNCOVERED: _ItemSource.ValueType  # 4
+    """In the store, since the follow is younger than the list; it will be covered."""
+    ITEM_SOURCE_BELOW_LIST: _ItemSource.ValueType  # 5
+    """In the store, below how far down the list is exact."""
+    ITEM_SOURCE_REBUILT: _ItemSource.ValueType  # 6
+    """In the store, since there is no list that serves; it is being made."""
+    ITEM_SOURCE_LACKING: _ItemSource.ValueType  # 7
+    """In the list by right, but not there: on its way, if it is younger than a minute, else a fault."""
+
+class ItemSource(_ItemSource, metaclass=_ItemSourceEnumTypeWrapper):
+    """Where a page finds an id."""
+
+ITEM_SOURCE_UNSPECIFIED: ItemSource.ValueType  # 0
+"""Not set."""
+ITEM_SOURCE_NONE: ItemSource.ValueType  # 1
+"""Nowhere: it is no tweet of the viewer's or of somebody followed."""
+ITEM_SOURCE_PUSHED: ItemSource.ValueType  # 2
+"""In the viewer's list: pushed, or put there when the list was made or a follow was covered."""
+ITEM_SOURCE_PULLED: ItemSource.ValueType  # 3
+"""In the author's own list: the author has too many followers for a push."""
+ITEM_SOURCE_UNCOVERED: ItemSource.ValueType  # 4
+"""In the store, since the follow is younger than the list; it will be covered."""
+ITEM_SOURCE_BELOW_LIST: ItemSource.ValueType  # 5
+"""In the store, below how far down the list is exact."""
+ITEM_SOURCE_REBUILT: ItemSource.ValueType  # 6
+"""In the store, since there is no list that serves; it is being made."""
+ITEM_SOURCE_LACKING: ItemSource.ValueType  # 7
+"""In the list by right, but not there: on its way, if it is younger than a minute, else a fault."""
+Global___ItemSource: _TypeAlias = ItemSource  # noqa: Y015
+
+class _ItemFilter:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ItemFilterEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ItemFilter.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ITEM_FILTER_UNSPECIFIED: _ItemFilter.ValueType  # 0
+    """Not set."""
+    ITEM_FILTER_NONE: _ItemFilter.ValueType  # 1
+    """Nothing: it is shown."""
+    ITEM_FILTER_GONE: _ItemFilter.ValueType  # 2
+    """It never was, or was deleted."""
+    ITEM_FILTER_NOT_FOLLOWED: _ItemFilter.ValueType  # 3
+    """The viewer doesn't follow its author."""
+    ITEM_FILTER_HIDDEN_AUTHOR: _ItemFilter.ValueType  # 4
+    """Its author, or the original's, is muted, or blocked either way."""
+    ITEM_FILTER_REPLY: _ItemFilter.ValueType  # 5
+    """It answers somebody whom the viewer doesn't follow."""
+    ITEM_FILTER_ORIGINAL_SHOWN: _ItemFilter.ValueType  # 6
+    """A retweet of what the timeline shows anyway at its own place."""
+    ITEM_FILTER_ORIGINAL_GONE: _ItemFilter.ValueType  # 7
+    """A retweet of what is gone."""
+
+class ItemFilter(_ItemFilter, metaclass=_ItemFilterEnumTypeWrapper):
+    """What keeps an item out."""
+
+ITEM_FILTER_UNSPECIFIED: ItemFilter.ValueType  # 0
+"""Not set."""
+ITEM_FILTER_NONE: ItemFilter.ValueType  # 1
+"""Nothing: it is shown."""
+ITEM_FILTER_GONE: ItemFilter.ValueType  # 2
+"""It never was, or was deleted."""
+ITEM_FILTER_NOT_FOLLOWED: ItemFilter.ValueType  # 3
+"""The viewer doesn't follow its author."""
+ITEM_FILTER_HIDDEN_AUTHOR: ItemFilter.ValueType  # 4
+"""Its author, or the original's, is muted, or blocked either way."""
+ITEM_FILTER_REPLY: ItemFilter.ValueType  # 5
+"""It answers somebody whom the viewer doesn't follow."""
+ITEM_FILTER_ORIGINAL_SHOWN: ItemFilter.ValueType  # 6
+"""A retweet of what the timeline shows anyway at its own place."""
+ITEM_FILTER_ORIGINAL_GONE: ItemFilter.ValueType  # 7
+"""A retweet of what is gone."""
+Global___ItemFilter: _TypeAlias = ItemFilter  # noqa: Y015
 
 @_typing.final
 class ListHomeTimelineRequest(_message.Message):
@@ -239,6 +328,118 @@ class RebuildHomeTimelineResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RebuildHomeTimelineResponse: _TypeAlias = RebuildHomeTimelineResponse  # noqa: Y015
+
+@_typing.final
+class VerifyHomeTimelineRequest(_message.Message):
+    """Whose home timeline."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VIEWER_ID_FIELD_NUMBER: _builtins.int
+    viewer_id: _builtins.int
+    """Required."""
+    def __init__(
+        self,
+        *,
+        viewer_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["viewer_id", b"viewer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyHomeTimelineRequest: _TypeAlias = VerifyHomeTimelineRequest  # noqa: Y015
+
+@_typing.final
+class VerifyHomeTimelineResponse(_message.Message):
+    """What was found."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMPARED_FIELD_NUMBER: _builtins.int
+    MISSING_ITEM_IDS_FIELD_NUMBER: _builtins.int
+    EXTRA_ITEM_IDS_FIELD_NUMBER: _builtins.int
+    compared: _builtins.int
+    """Items that the stores say and that are older than a minute, as far down as was looked."""
+    @_builtins.property
+    def missing_item_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those that the pages lack, at most 100."""
+
+    @_builtins.property
+    def extra_item_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those that are in the pages and shouldn't be, at most 100."""
+
+    def __init__(
+        self,
+        *,
+        compared: _builtins.int = ...,
+        missing_item_ids: _abc.Iterable[_builtins.int] | None = ...,
+        extra_item_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compared", b"compared", "extra_item_ids", b"extra_item_ids", "missing_item_ids", b"missing_item_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyHomeTimelineResponse: _TypeAlias = VerifyHomeTimelineResponse  # noqa: Y015
+
+@_typing.final
+class ExplainHomeTimelineItemRequest(_message.Message):
+    """Which item."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VIEWER_ID_FIELD_NUMBER: _builtins.int
+    TWEET_ID_FIELD_NUMBER: _builtins.int
+    viewer_id: _builtins.int
+    """0: the caller."""
+    tweet_id: _builtins.int
+    """Required; of a retweet its own id, not the original's."""
+    def __init__(
+        self,
+        *,
+        viewer_id: _builtins.int = ...,
+        tweet_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tweet_id", b"tweet_id", "viewer_id", b"viewer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainHomeTimelineItemRequest: _TypeAlias = ExplainHomeTimelineItemRequest  # noqa: Y015
+
+@_typing.final
+class ExplainHomeTimelineItemResponse(_message.Message):
+    """Both. A retweet is hidden as well while a newer one of the same original is among the last 256 shown."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    LIST_FLOOR_FIELD_NUMBER: _builtins.int
+    source: Global___ItemSource.ValueType
+    """Where it is found."""
+    filter: Global___ItemFilter.ValueType
+    """What keeps it out."""
+    list_floor: _builtins.int
+    """Followers' lists are exact down to this id; 0: all the way, or there is no list."""
+    def __init__(
+        self,
+        *,
+        source: Global___ItemSource.ValueType = ...,
+        filter: Global___ItemFilter.ValueType = ...,
+        list_floor: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "list_floor", b"list_floor", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainHomeTimelineItemResponse: _TypeAlias = ExplainHomeTimelineItemResponse  # noqa: Y015
 
 @_typing.final
 class WatchHomeTimelineRequest(_message.Message):

@@ -50,6 +50,16 @@ class TimelineServiceStub:
                 request_serializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.RebuildHomeTimelineRequest.SerializeToString,
                 response_deserializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.RebuildHomeTimelineResponse.FromString,
                 _registered_method=True)
+        self.VerifyHomeTimeline = channel.unary_unary(
+                '/starling.timeline.v1.TimelineService/VerifyHomeTimeline',
+                request_serializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.VerifyHomeTimelineRequest.SerializeToString,
+                response_deserializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.VerifyHomeTimelineResponse.FromString,
+                _registered_method=True)
+        self.ExplainHomeTimelineItem = channel.unary_unary(
+                '/starling.timeline.v1.TimelineService/ExplainHomeTimelineItem',
+                request_serializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.ExplainHomeTimelineItemRequest.SerializeToString,
+                response_deserializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.ExplainHomeTimelineItemResponse.FromString,
+                _registered_method=True)
         self.WatchHomeTimeline = channel.unary_stream(
                 '/starling.timeline.v1.TimelineService/WatchHomeTimeline',
                 request_serializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.WatchHomeTimelineRequest.SerializeToString,
@@ -81,6 +91,22 @@ class TimelineServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def VerifyHomeTimeline(self, request, context):
+        """Holds the first pages of a viewer's home timeline against what the stores say; operators only. What may be in
+        flight (the last minute) doesn't count, and a difference counts when it is there twice.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainHomeTimelineItem(self, request, context):
+        """Why a tweet is in a home timeline now, or isn't: where it is found, and which filter hides it. Users may ask about
+        their own. Errors: PERMISSION_DENIED for another's.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchHomeTimeline(self, request, context):
         """What comes to the calling user's home timeline, as it comes: best effort, each item at most once in a stream.
         Items may be missing and out of order: a catch-up is exact. The server ends it after a while; call again with
@@ -103,6 +129,16 @@ def add_TimelineServiceServicer_to_server(servicer, server):
                     servicer.RebuildHomeTimeline,
                     request_deserializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.RebuildHomeTimelineRequest.FromString,
                     response_serializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.RebuildHomeTimelineResponse.SerializeToString,
+            ),
+            'VerifyHomeTimeline': grpc.unary_unary_rpc_method_handler(
+                    servicer.VerifyHomeTimeline,
+                    request_deserializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.VerifyHomeTimelineRequest.FromString,
+                    response_serializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.VerifyHomeTimelineResponse.SerializeToString,
+            ),
+            'ExplainHomeTimelineItem': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainHomeTimelineItem,
+                    request_deserializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.ExplainHomeTimelineItemRequest.FromString,
+                    response_serializer=starling_dot_timeline_dot_v1_dot_timeline__pb2.ExplainHomeTimelineItemResponse.SerializeToString,
             ),
             'WatchHomeTimeline': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchHomeTimeline,
@@ -170,6 +206,60 @@ class TimelineService:
             '/starling.timeline.v1.TimelineService/RebuildHomeTimeline',
             starling_dot_timeline_dot_v1_dot_timeline__pb2.RebuildHomeTimelineRequest.SerializeToString,
             starling_dot_timeline_dot_v1_dot_timeline__pb2.RebuildHomeTimelineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyHomeTimeline(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.timeline.v1.TimelineService/VerifyHomeTimeline',
+            starling_dot_timeline_dot_v1_dot_timeline__pb2.VerifyHomeTimelineRequest.SerializeToString,
+            starling_dot_timeline_dot_v1_dot_timeline__pb2.VerifyHomeTimelineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainHomeTimelineItem(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.timeline.v1.TimelineService/ExplainHomeTimelineItem',
+            starling_dot_timeline_dot_v1_dot_timeline__pb2.ExplainHomeTimelineItemRequest.SerializeToString,
+            starling_dot_timeline_dot_v1_dot_timeline__pb2.ExplainHomeTimelineItemResponse.FromString,
             options,
             channel_credentials,
             insecure,

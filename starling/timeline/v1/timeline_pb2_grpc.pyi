@@ -45,6 +45,14 @@ class TimelineServiceStub:
     """Drops a viewer's list and makes it anew from the stores; operators only. It changes what a page
     costs, never what it holds. Errors: ABORTED when another rebuild is at work.
     """
+    VerifyHomeTimeline: _grpc.UnaryUnaryMultiCallable[_timeline_pb2.VerifyHomeTimelineRequest, _timeline_pb2.VerifyHomeTimelineResponse]
+    """Holds the first pages of a viewer's home timeline against what the stores say; operators only. What may be in
+    flight (the last minute) doesn't count, and a difference counts when it is there twice.
+    """
+    ExplainHomeTimelineItem: _grpc.UnaryUnaryMultiCallable[_timeline_pb2.ExplainHomeTimelineItemRequest, _timeline_pb2.ExplainHomeTimelineItemResponse]
+    """Why a tweet is in a home timeline now, or isn't: where it is found, and which filter hides it. Users may ask about
+    their own. Errors: PERMISSION_DENIED for another's.
+    """
     WatchHomeTimeline: _grpc.UnaryStreamMultiCallable[_timeline_pb2.WatchHomeTimelineRequest, _timeline_pb2.WatchHomeTimelineResponse]
     """What comes to the calling user's home timeline, as it comes: best effort, each item at most once in a stream.
     Items may be missing and out of order: a catch-up is exact. The server ends it after a while; call again with
@@ -68,6 +76,14 @@ class TimelineServiceAsyncStub(TimelineServiceStub):
     RebuildHomeTimeline: _aio.UnaryUnaryMultiCallable[_timeline_pb2.RebuildHomeTimelineRequest, _timeline_pb2.RebuildHomeTimelineResponse]  # type: ignore[assignment]
     """Drops a viewer's list and makes it anew from the stores; operators only. It changes what a page
     costs, never what it holds. Errors: ABORTED when another rebuild is at work.
+    """
+    VerifyHomeTimeline: _aio.UnaryUnaryMultiCallable[_timeline_pb2.VerifyHomeTimelineRequest, _timeline_pb2.VerifyHomeTimelineResponse]  # type: ignore[assignment]
+    """Holds the first pages of a viewer's home timeline against what the stores say; operators only. What may be in
+    flight (the last minute) doesn't count, and a difference counts when it is there twice.
+    """
+    ExplainHomeTimelineItem: _aio.UnaryUnaryMultiCallable[_timeline_pb2.ExplainHomeTimelineItemRequest, _timeline_pb2.ExplainHomeTimelineItemResponse]  # type: ignore[assignment]
+    """Why a tweet is in a home timeline now, or isn't: where it is found, and which filter hides it. Users may ask about
+    their own. Errors: PERMISSION_DENIED for another's.
     """
     WatchHomeTimeline: _aio.UnaryStreamMultiCallable[_timeline_pb2.WatchHomeTimelineRequest, _timeline_pb2.WatchHomeTimelineResponse]  # type: ignore[assignment]
     """What comes to the calling user's home timeline, as it comes: best effort, each item at most once in a stream.
@@ -101,6 +117,26 @@ class TimelineServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_timeline_pb2.RebuildHomeTimelineResponse, _abc.Awaitable[_timeline_pb2.RebuildHomeTimelineResponse]]:
         """Drops a viewer's list and makes it anew from the stores; operators only. It changes what a page
         costs, never what it holds. Errors: ABORTED when another rebuild is at work.
+        """
+
+    @_abc_1.abstractmethod
+    def VerifyHomeTimeline(
+        self,
+        request: _timeline_pb2.VerifyHomeTimelineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timeline_pb2.VerifyHomeTimelineResponse, _abc.Awaitable[_timeline_pb2.VerifyHomeTimelineResponse]]:
+        """Holds the first pages of a viewer's home timeline against what the stores say; operators only. What may be in
+        flight (the last minute) doesn't count, and a difference counts when it is there twice.
+        """
+
+    @_abc_1.abstractmethod
+    def ExplainHomeTimelineItem(
+        self,
+        request: _timeline_pb2.ExplainHomeTimelineItemRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_timeline_pb2.ExplainHomeTimelineItemResponse, _abc.Awaitable[_timeline_pb2.ExplainHomeTimelineItemResponse]]:
+        """Why a tweet is in a home timeline now, or isn't: where it is found, and which filter hides it. Users may ask about
+        their own. Errors: PERMISSION_DENIED for another's.
         """
 
     @_abc_1.abstractmethod

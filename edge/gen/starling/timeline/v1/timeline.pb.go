@@ -23,6 +23,152 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Where a page finds an id.
+type ItemSource int32
+
+const (
+	// Not set.
+	ItemSource_ITEM_SOURCE_UNSPECIFIED ItemSource = 0
+	// Nowhere: it is no tweet of the viewer's or of somebody followed.
+	ItemSource_ITEM_SOURCE_NONE ItemSource = 1
+	// In the viewer's list: pushed, or put there when the list was made or a follow was covered.
+	ItemSource_ITEM_SOURCE_PUSHED ItemSource = 2
+	// In the author's own list: the author has too many followers for a push.
+	ItemSource_ITEM_SOURCE_PULLED ItemSource = 3
+	// In the store, since the follow is younger than the list; it will be covered.
+	ItemSource_ITEM_SOURCE_UNCOVERED ItemSource = 4
+	// In the store, below how far down the list is exact.
+	ItemSource_ITEM_SOURCE_BELOW_LIST ItemSource = 5
+	// In the store, since there is no list that serves; it is being made.
+	ItemSource_ITEM_SOURCE_REBUILT ItemSource = 6
+	// In the list by right, but not there: on its way, if it is younger than a minute, else a fault.
+	ItemSource_ITEM_SOURCE_LACKING ItemSource = 7
+)
+
+// Enum value maps for ItemSource.
+var (
+	ItemSource_name = map[int32]string{
+		0: "ITEM_SOURCE_UNSPECIFIED",
+		1: "ITEM_SOURCE_NONE",
+		2: "ITEM_SOURCE_PUSHED",
+		3: "ITEM_SOURCE_PULLED",
+		4: "ITEM_SOURCE_UNCOVERED",
+		5: "ITEM_SOURCE_BELOW_LIST",
+		6: "ITEM_SOURCE_REBUILT",
+		7: "ITEM_SOURCE_LACKING",
+	}
+	ItemSource_value = map[string]int32{
+		"ITEM_SOURCE_UNSPECIFIED": 0,
+		"ITEM_SOURCE_NONE":        1,
+		"ITEM_SOURCE_PUSHED":      2,
+		"ITEM_SOURCE_PULLED":      3,
+		"ITEM_SOURCE_UNCOVERED":   4,
+		"ITEM_SOURCE_BELOW_LIST":  5,
+		"ITEM_SOURCE_REBUILT":     6,
+		"ITEM_SOURCE_LACKING":     7,
+	}
+)
+
+func (x ItemSource) Enum() *ItemSource {
+	p := new(ItemSource)
+	*p = x
+	return p
+}
+
+func (x ItemSource) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ItemSource) Descriptor() protoreflect.EnumDescriptor {
+	return file_starling_timeline_v1_timeline_proto_enumTypes[0].Descriptor()
+}
+
+func (ItemSource) Type() protoreflect.EnumType {
+	return &file_starling_timeline_v1_timeline_proto_enumTypes[0]
+}
+
+func (x ItemSource) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ItemSource.Descriptor instead.
+func (ItemSource) EnumDescriptor() ([]byte, []int) {
+	return file_starling_timeline_v1_timeline_proto_rawDescGZIP(), []int{0}
+}
+
+// What keeps an item out.
+type ItemFilter int32
+
+const (
+	// Not set.
+	ItemFilter_ITEM_FILTER_UNSPECIFIED ItemFilter = 0
+	// Nothing: it is shown.
+	ItemFilter_ITEM_FILTER_NONE ItemFilter = 1
+	// It never was, or was deleted.
+	ItemFilter_ITEM_FILTER_GONE ItemFilter = 2
+	// The viewer doesn't follow its author.
+	ItemFilter_ITEM_FILTER_NOT_FOLLOWED ItemFilter = 3
+	// Its author, or the original's, is muted, or blocked either way.
+	ItemFilter_ITEM_FILTER_HIDDEN_AUTHOR ItemFilter = 4
+	// It answers somebody whom the viewer doesn't follow.
+	ItemFilter_ITEM_FILTER_REPLY ItemFilter = 5
+	// A retweet of what the timeline shows anyway at its own place.
+	ItemFilter_ITEM_FILTER_ORIGINAL_SHOWN ItemFilter = 6
+	// A retweet of what is gone.
+	ItemFilter_ITEM_FILTER_ORIGINAL_GONE ItemFilter = 7
+)
+
+// Enum value maps for ItemFilter.
+var (
+	ItemFilter_name = map[int32]string{
+		0: "ITEM_FILTER_UNSPECIFIED",
+		1: "ITEM_FILTER_NONE",
+		2: "ITEM_FILTER_GONE",
+		3: "ITEM_FILTER_NOT_FOLLOWED",
+		4: "ITEM_FILTER_HIDDEN_AUTHOR",
+		5: "ITEM_FILTER_REPLY",
+		6: "ITEM_FILTER_ORIGINAL_SHOWN",
+		7: "ITEM_FILTER_ORIGINAL_GONE",
+	}
+	ItemFilter_value = map[string]int32{
+		"ITEM_FILTER_UNSPECIFIED":    0,
+		"ITEM_FILTER_NONE":           1,
+		"ITEM_FILTER_GONE":           2,
+		"ITEM_FILTER_NOT_FOLLOWED":   3,
+		"ITEM_FILTER_HIDDEN_AUTHOR":  4,
+		"ITEM_FILTER_REPLY":          5,
+		"ITEM_FILTER_ORIGINAL_SHOWN": 6,
+		"ITEM_FILTER_ORIGINAL_GONE":  7,
+	}
+)
+
+func (x ItemFilter) Enum() *ItemFilter {
+	p := new(ItemFilter)
+	*p = x
+	return p
+}
+
+func (x ItemFilter) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ItemFilter) Descriptor() protoreflect.EnumDescriptor {
+	return file_starling_timeline_v1_timeline_proto_enumTypes[1].Descriptor()
+}
+
+func (ItemFilter) Type() protoreflect.EnumType {
+	return &file_starling_timeline_v1_timeline_proto_enumTypes[1]
+}
+
+func (x ItemFilter) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ItemFilter.Descriptor instead.
+func (ItemFilter) EnumDescriptor() ([]byte, []int) {
+	return file_starling_timeline_v1_timeline_proto_rawDescGZIP(), []int{1}
+}
+
 // A page to read.
 type ListHomeTimelineRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -456,6 +602,235 @@ func (x *RebuildHomeTimelineResponse) GetEntries() uint32 {
 	return 0
 }
 
+// Whose home timeline.
+type VerifyHomeTimelineRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Required.
+	ViewerId      uint64 `protobuf:"varint,1,opt,name=viewer_id,json=viewerId,proto3" json:"viewer_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyHomeTimelineRequest) Reset() {
+	*x = VerifyHomeTimelineRequest{}
+	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyHomeTimelineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyHomeTimelineRequest) ProtoMessage() {}
+
+func (x *VerifyHomeTimelineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyHomeTimelineRequest.ProtoReflect.Descriptor instead.
+func (*VerifyHomeTimelineRequest) Descriptor() ([]byte, []int) {
+	return file_starling_timeline_v1_timeline_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *VerifyHomeTimelineRequest) GetViewerId() uint64 {
+	if x != nil {
+		return x.ViewerId
+	}
+	return 0
+}
+
+// What was found.
+type VerifyHomeTimelineResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Items that the stores say and that are older than a minute, as far down as was looked.
+	Compared uint32 `protobuf:"varint,1,opt,name=compared,proto3" json:"compared,omitempty"`
+	// Those that the pages lack, at most 100.
+	MissingItemIds []uint64 `protobuf:"varint,2,rep,packed,name=missing_item_ids,json=missingItemIds,proto3" json:"missing_item_ids,omitempty"`
+	// Those that are in the pages and shouldn't be, at most 100.
+	ExtraItemIds  []uint64 `protobuf:"varint,3,rep,packed,name=extra_item_ids,json=extraItemIds,proto3" json:"extra_item_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VerifyHomeTimelineResponse) Reset() {
+	*x = VerifyHomeTimelineResponse{}
+	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VerifyHomeTimelineResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VerifyHomeTimelineResponse) ProtoMessage() {}
+
+func (x *VerifyHomeTimelineResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VerifyHomeTimelineResponse.ProtoReflect.Descriptor instead.
+func (*VerifyHomeTimelineResponse) Descriptor() ([]byte, []int) {
+	return file_starling_timeline_v1_timeline_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *VerifyHomeTimelineResponse) GetCompared() uint32 {
+	if x != nil {
+		return x.Compared
+	}
+	return 0
+}
+
+func (x *VerifyHomeTimelineResponse) GetMissingItemIds() []uint64 {
+	if x != nil {
+		return x.MissingItemIds
+	}
+	return nil
+}
+
+func (x *VerifyHomeTimelineResponse) GetExtraItemIds() []uint64 {
+	if x != nil {
+		return x.ExtraItemIds
+	}
+	return nil
+}
+
+// Which item.
+type ExplainHomeTimelineItemRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 0: the caller.
+	ViewerId uint64 `protobuf:"varint,1,opt,name=viewer_id,json=viewerId,proto3" json:"viewer_id,omitempty"`
+	// Required; of a retweet its own id, not the original's.
+	TweetId       uint64 `protobuf:"varint,2,opt,name=tweet_id,json=tweetId,proto3" json:"tweet_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainHomeTimelineItemRequest) Reset() {
+	*x = ExplainHomeTimelineItemRequest{}
+	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainHomeTimelineItemRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainHomeTimelineItemRequest) ProtoMessage() {}
+
+func (x *ExplainHomeTimelineItemRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainHomeTimelineItemRequest.ProtoReflect.Descriptor instead.
+func (*ExplainHomeTimelineItemRequest) Descriptor() ([]byte, []int) {
+	return file_starling_timeline_v1_timeline_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ExplainHomeTimelineItemRequest) GetViewerId() uint64 {
+	if x != nil {
+		return x.ViewerId
+	}
+	return 0
+}
+
+func (x *ExplainHomeTimelineItemRequest) GetTweetId() uint64 {
+	if x != nil {
+		return x.TweetId
+	}
+	return 0
+}
+
+// Both. A retweet is hidden as well while a newer one of the same original is among the last 256 shown.
+type ExplainHomeTimelineItemResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Where it is found.
+	Source ItemSource `protobuf:"varint,1,opt,name=source,proto3,enum=starling.timeline.v1.ItemSource" json:"source,omitempty"`
+	// What keeps it out.
+	Filter ItemFilter `protobuf:"varint,2,opt,name=filter,proto3,enum=starling.timeline.v1.ItemFilter" json:"filter,omitempty"`
+	// Followers' lists are exact down to this id; 0: all the way, or there is no list.
+	ListFloor     uint64 `protobuf:"varint,3,opt,name=list_floor,json=listFloor,proto3" json:"list_floor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExplainHomeTimelineItemResponse) Reset() {
+	*x = ExplainHomeTimelineItemResponse{}
+	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExplainHomeTimelineItemResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExplainHomeTimelineItemResponse) ProtoMessage() {}
+
+func (x *ExplainHomeTimelineItemResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExplainHomeTimelineItemResponse.ProtoReflect.Descriptor instead.
+func (*ExplainHomeTimelineItemResponse) Descriptor() ([]byte, []int) {
+	return file_starling_timeline_v1_timeline_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ExplainHomeTimelineItemResponse) GetSource() ItemSource {
+	if x != nil {
+		return x.Source
+	}
+	return ItemSource_ITEM_SOURCE_UNSPECIFIED
+}
+
+func (x *ExplainHomeTimelineItemResponse) GetFilter() ItemFilter {
+	if x != nil {
+		return x.Filter
+	}
+	return ItemFilter_ITEM_FILTER_UNSPECIFIED
+}
+
+func (x *ExplainHomeTimelineItemResponse) GetListFloor() uint64 {
+	if x != nil {
+		return x.ListFloor
+	}
+	return 0
+}
+
 // From where on.
 type WatchHomeTimelineRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -468,7 +843,7 @@ type WatchHomeTimelineRequest struct {
 
 func (x *WatchHomeTimelineRequest) Reset() {
 	*x = WatchHomeTimelineRequest{}
-	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[7]
+	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -480,7 +855,7 @@ func (x *WatchHomeTimelineRequest) String() string {
 func (*WatchHomeTimelineRequest) ProtoMessage() {}
 
 func (x *WatchHomeTimelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[7]
+	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -493,7 +868,7 @@ func (x *WatchHomeTimelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchHomeTimelineRequest.ProtoReflect.Descriptor instead.
 func (*WatchHomeTimelineRequest) Descriptor() ([]byte, []int) {
-	return file_starling_timeline_v1_timeline_proto_rawDescGZIP(), []int{7}
+	return file_starling_timeline_v1_timeline_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WatchHomeTimelineRequest) GetNewerThanId() uint64 {
@@ -520,7 +895,7 @@ type WatchHomeTimelineResponse struct {
 
 func (x *WatchHomeTimelineResponse) Reset() {
 	*x = WatchHomeTimelineResponse{}
-	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[8]
+	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -532,7 +907,7 @@ func (x *WatchHomeTimelineResponse) String() string {
 func (*WatchHomeTimelineResponse) ProtoMessage() {}
 
 func (x *WatchHomeTimelineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[8]
+	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -545,7 +920,7 @@ func (x *WatchHomeTimelineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchHomeTimelineResponse.ProtoReflect.Descriptor instead.
 func (*WatchHomeTimelineResponse) Descriptor() ([]byte, []int) {
-	return file_starling_timeline_v1_timeline_proto_rawDescGZIP(), []int{8}
+	return file_starling_timeline_v1_timeline_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WatchHomeTimelineResponse) GetKind() isWatchHomeTimelineResponse_Kind {
@@ -616,7 +991,7 @@ type WatchGap struct {
 
 func (x *WatchGap) Reset() {
 	*x = WatchGap{}
-	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[9]
+	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -628,7 +1003,7 @@ func (x *WatchGap) String() string {
 func (*WatchGap) ProtoMessage() {}
 
 func (x *WatchGap) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[9]
+	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -641,7 +1016,7 @@ func (x *WatchGap) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchGap.ProtoReflect.Descriptor instead.
 func (*WatchGap) Descriptor() ([]byte, []int) {
-	return file_starling_timeline_v1_timeline_proto_rawDescGZIP(), []int{9}
+	return file_starling_timeline_v1_timeline_proto_rawDescGZIP(), []int{13}
 }
 
 // The stream is alive.
@@ -653,7 +1028,7 @@ type WatchHeartbeat struct {
 
 func (x *WatchHeartbeat) Reset() {
 	*x = WatchHeartbeat{}
-	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[10]
+	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -665,7 +1040,7 @@ func (x *WatchHeartbeat) String() string {
 func (*WatchHeartbeat) ProtoMessage() {}
 
 func (x *WatchHeartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[10]
+	mi := &file_starling_timeline_v1_timeline_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -678,7 +1053,7 @@ func (x *WatchHeartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchHeartbeat.ProtoReflect.Descriptor instead.
 func (*WatchHeartbeat) Descriptor() ([]byte, []int) {
-	return file_starling_timeline_v1_timeline_proto_rawDescGZIP(), []int{10}
+	return file_starling_timeline_v1_timeline_proto_rawDescGZIP(), []int{14}
 }
 
 var File_starling_timeline_v1_timeline_proto protoreflect.FileDescriptor
@@ -715,7 +1090,21 @@ const file_starling_timeline_v1_timeline_proto_rawDesc = "" +
 	"\x1aRebuildHomeTimelineRequest\x12\x1b\n" +
 	"\tviewer_id\x18\x01 \x01(\x04R\bviewerId\"7\n" +
 	"\x1bRebuildHomeTimelineResponse\x12\x18\n" +
-	"\aentries\x18\x01 \x01(\rR\aentries\">\n" +
+	"\aentries\x18\x01 \x01(\rR\aentries\"8\n" +
+	"\x19VerifyHomeTimelineRequest\x12\x1b\n" +
+	"\tviewer_id\x18\x01 \x01(\x04R\bviewerId\"\x88\x01\n" +
+	"\x1aVerifyHomeTimelineResponse\x12\x1a\n" +
+	"\bcompared\x18\x01 \x01(\rR\bcompared\x12(\n" +
+	"\x10missing_item_ids\x18\x02 \x03(\x04R\x0emissingItemIds\x12$\n" +
+	"\x0eextra_item_ids\x18\x03 \x03(\x04R\fextraItemIds\"X\n" +
+	"\x1eExplainHomeTimelineItemRequest\x12\x1b\n" +
+	"\tviewer_id\x18\x01 \x01(\x04R\bviewerId\x12\x19\n" +
+	"\btweet_id\x18\x02 \x01(\x04R\atweetId\"\xb4\x01\n" +
+	"\x1fExplainHomeTimelineItemResponse\x128\n" +
+	"\x06source\x18\x01 \x01(\x0e2 .starling.timeline.v1.ItemSourceR\x06source\x128\n" +
+	"\x06filter\x18\x02 \x01(\x0e2 .starling.timeline.v1.ItemFilterR\x06filter\x12\x1d\n" +
+	"\n" +
+	"list_floor\x18\x03 \x01(\x04R\tlistFloor\">\n" +
 	"\x18WatchHomeTimelineRequest\x12\"\n" +
 	"\rnewer_than_id\x18\x01 \x01(\x04R\vnewerThanId\"\xdb\x01\n" +
 	"\x19WatchHomeTimelineResponse\x12<\n" +
@@ -725,10 +1114,32 @@ const file_starling_timeline_v1_timeline_proto_rawDesc = "" +
 	"\x04kind\"\n" +
 	"\n" +
 	"\bWatchGap\"\x10\n" +
-	"\x0eWatchHeartbeat2\x98\x03\n" +
+	"\x0eWatchHeartbeat*\xd8\x01\n" +
+	"\n" +
+	"ItemSource\x12\x1b\n" +
+	"\x17ITEM_SOURCE_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10ITEM_SOURCE_NONE\x10\x01\x12\x16\n" +
+	"\x12ITEM_SOURCE_PUSHED\x10\x02\x12\x16\n" +
+	"\x12ITEM_SOURCE_PULLED\x10\x03\x12\x19\n" +
+	"\x15ITEM_SOURCE_UNCOVERED\x10\x04\x12\x1a\n" +
+	"\x16ITEM_SOURCE_BELOW_LIST\x10\x05\x12\x17\n" +
+	"\x13ITEM_SOURCE_REBUILT\x10\x06\x12\x17\n" +
+	"\x13ITEM_SOURCE_LACKING\x10\a*\xe8\x01\n" +
+	"\n" +
+	"ItemFilter\x12\x1b\n" +
+	"\x17ITEM_FILTER_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10ITEM_FILTER_NONE\x10\x01\x12\x14\n" +
+	"\x10ITEM_FILTER_GONE\x10\x02\x12\x1c\n" +
+	"\x18ITEM_FILTER_NOT_FOLLOWED\x10\x03\x12\x1d\n" +
+	"\x19ITEM_FILTER_HIDDEN_AUTHOR\x10\x04\x12\x15\n" +
+	"\x11ITEM_FILTER_REPLY\x10\x05\x12\x1e\n" +
+	"\x1aITEM_FILTER_ORIGINAL_SHOWN\x10\x06\x12\x1d\n" +
+	"\x19ITEM_FILTER_ORIGINAL_GONE\x10\a2\x9a\x05\n" +
 	"\x0fTimelineService\x12\x90\x01\n" +
 	"\x10ListHomeTimeline\x12-.starling.timeline.v1.ListHomeTimelineRequest\x1a..starling.timeline.v1.ListHomeTimelineResponse\"\x1d\x82\xd3\xe4\x93\x02\x17\x12\x15/api/v1/timeline/home\x12z\n" +
-	"\x13RebuildHomeTimeline\x120.starling.timeline.v1.RebuildHomeTimelineRequest\x1a1.starling.timeline.v1.RebuildHomeTimelineResponse\x12v\n" +
+	"\x13RebuildHomeTimeline\x120.starling.timeline.v1.RebuildHomeTimelineRequest\x1a1.starling.timeline.v1.RebuildHomeTimelineResponse\x12w\n" +
+	"\x12VerifyHomeTimeline\x12/.starling.timeline.v1.VerifyHomeTimelineRequest\x1a0.starling.timeline.v1.VerifyHomeTimelineResponse\x12\x86\x01\n" +
+	"\x17ExplainHomeTimelineItem\x124.starling.timeline.v1.ExplainHomeTimelineItemRequest\x1a5.starling.timeline.v1.ExplainHomeTimelineItemResponse\x12v\n" +
 	"\x11WatchHomeTimeline\x12..starling.timeline.v1.WatchHomeTimelineRequest\x1a/.starling.timeline.v1.WatchHomeTimelineResponse0\x01B\xce\x01\n" +
 	"\x18com.starling.timeline.v1B\rTimelineProtoP\x01Z1starling/edge/gen/starling/timeline/v1;timelinev1\xa2\x02\x03STX\xaa\x02\x14Starling.Timeline.V1\xca\x02\x14Starling\\Timeline\\V1\xe2\x02 Starling\\Timeline\\V1\\GPBMetadata\xea\x02\x16Starling::Timeline::V1b\x06proto3"
 
@@ -744,43 +1155,56 @@ func file_starling_timeline_v1_timeline_proto_rawDescGZIP() []byte {
 	return file_starling_timeline_v1_timeline_proto_rawDescData
 }
 
-var file_starling_timeline_v1_timeline_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_starling_timeline_v1_timeline_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_starling_timeline_v1_timeline_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_starling_timeline_v1_timeline_proto_goTypes = []any{
-	(*ListHomeTimelineRequest)(nil),     // 0: starling.timeline.v1.ListHomeTimelineRequest
-	(*ListHomeTimelineResponse)(nil),    // 1: starling.timeline.v1.ListHomeTimelineResponse
-	(*HomeTimelineItem)(nil),            // 2: starling.timeline.v1.HomeTimelineItem
-	(*HomeTimelineReference)(nil),       // 3: starling.timeline.v1.HomeTimelineReference
-	(*Author)(nil),                      // 4: starling.timeline.v1.Author
-	(*RebuildHomeTimelineRequest)(nil),  // 5: starling.timeline.v1.RebuildHomeTimelineRequest
-	(*RebuildHomeTimelineResponse)(nil), // 6: starling.timeline.v1.RebuildHomeTimelineResponse
-	(*WatchHomeTimelineRequest)(nil),    // 7: starling.timeline.v1.WatchHomeTimelineRequest
-	(*WatchHomeTimelineResponse)(nil),   // 8: starling.timeline.v1.WatchHomeTimelineResponse
-	(*WatchGap)(nil),                    // 9: starling.timeline.v1.WatchGap
-	(*WatchHeartbeat)(nil),              // 10: starling.timeline.v1.WatchHeartbeat
-	(*v1.Tweet)(nil),                    // 11: starling.tweet.v1.Tweet
+	(ItemSource)(0),                         // 0: starling.timeline.v1.ItemSource
+	(ItemFilter)(0),                         // 1: starling.timeline.v1.ItemFilter
+	(*ListHomeTimelineRequest)(nil),         // 2: starling.timeline.v1.ListHomeTimelineRequest
+	(*ListHomeTimelineResponse)(nil),        // 3: starling.timeline.v1.ListHomeTimelineResponse
+	(*HomeTimelineItem)(nil),                // 4: starling.timeline.v1.HomeTimelineItem
+	(*HomeTimelineReference)(nil),           // 5: starling.timeline.v1.HomeTimelineReference
+	(*Author)(nil),                          // 6: starling.timeline.v1.Author
+	(*RebuildHomeTimelineRequest)(nil),      // 7: starling.timeline.v1.RebuildHomeTimelineRequest
+	(*RebuildHomeTimelineResponse)(nil),     // 8: starling.timeline.v1.RebuildHomeTimelineResponse
+	(*VerifyHomeTimelineRequest)(nil),       // 9: starling.timeline.v1.VerifyHomeTimelineRequest
+	(*VerifyHomeTimelineResponse)(nil),      // 10: starling.timeline.v1.VerifyHomeTimelineResponse
+	(*ExplainHomeTimelineItemRequest)(nil),  // 11: starling.timeline.v1.ExplainHomeTimelineItemRequest
+	(*ExplainHomeTimelineItemResponse)(nil), // 12: starling.timeline.v1.ExplainHomeTimelineItemResponse
+	(*WatchHomeTimelineRequest)(nil),        // 13: starling.timeline.v1.WatchHomeTimelineRequest
+	(*WatchHomeTimelineResponse)(nil),       // 14: starling.timeline.v1.WatchHomeTimelineResponse
+	(*WatchGap)(nil),                        // 15: starling.timeline.v1.WatchGap
+	(*WatchHeartbeat)(nil),                  // 16: starling.timeline.v1.WatchHeartbeat
+	(*v1.Tweet)(nil),                        // 17: starling.tweet.v1.Tweet
 }
 var file_starling_timeline_v1_timeline_proto_depIdxs = []int32{
-	2,  // 0: starling.timeline.v1.ListHomeTimelineResponse.items:type_name -> starling.timeline.v1.HomeTimelineItem
-	11, // 1: starling.timeline.v1.HomeTimelineItem.tweet:type_name -> starling.tweet.v1.Tweet
-	4,  // 2: starling.timeline.v1.HomeTimelineItem.author:type_name -> starling.timeline.v1.Author
-	4,  // 3: starling.timeline.v1.HomeTimelineItem.retweeted_by:type_name -> starling.timeline.v1.Author
-	3,  // 4: starling.timeline.v1.HomeTimelineItem.references:type_name -> starling.timeline.v1.HomeTimelineReference
-	11, // 5: starling.timeline.v1.HomeTimelineReference.tweet:type_name -> starling.tweet.v1.Tweet
-	4,  // 6: starling.timeline.v1.HomeTimelineReference.author:type_name -> starling.timeline.v1.Author
-	2,  // 7: starling.timeline.v1.WatchHomeTimelineResponse.item:type_name -> starling.timeline.v1.HomeTimelineItem
-	9,  // 8: starling.timeline.v1.WatchHomeTimelineResponse.gap:type_name -> starling.timeline.v1.WatchGap
-	10, // 9: starling.timeline.v1.WatchHomeTimelineResponse.heartbeat:type_name -> starling.timeline.v1.WatchHeartbeat
-	0,  // 10: starling.timeline.v1.TimelineService.ListHomeTimeline:input_type -> starling.timeline.v1.ListHomeTimelineRequest
-	5,  // 11: starling.timeline.v1.TimelineService.RebuildHomeTimeline:input_type -> starling.timeline.v1.RebuildHomeTimelineRequest
-	7,  // 12: starling.timeline.v1.TimelineService.WatchHomeTimeline:input_type -> starling.timeline.v1.WatchHomeTimelineRequest
-	1,  // 13: starling.timeline.v1.TimelineService.ListHomeTimeline:output_type -> starling.timeline.v1.ListHomeTimelineResponse
-	6,  // 14: starling.timeline.v1.TimelineService.RebuildHomeTimeline:output_type -> starling.timeline.v1.RebuildHomeTimelineResponse
-	8,  // 15: starling.timeline.v1.TimelineService.WatchHomeTimeline:output_type -> starling.timeline.v1.WatchHomeTimelineResponse
-	13, // [13:16] is the sub-list for method output_type
-	10, // [10:13] is the sub-list for method input_type
-	10, // [10:10] is the sub-list for extension type_name
-	10, // [10:10] is the sub-list for extension extendee
-	0,  // [0:10] is the sub-list for field type_name
+	4,  // 0: starling.timeline.v1.ListHomeTimelineResponse.items:type_name -> starling.timeline.v1.HomeTimelineItem
+	17, // 1: starling.timeline.v1.HomeTimelineItem.tweet:type_name -> starling.tweet.v1.Tweet
+	6,  // 2: starling.timeline.v1.HomeTimelineItem.author:type_name -> starling.timeline.v1.Author
+	6,  // 3: starling.timeline.v1.HomeTimelineItem.retweeted_by:type_name -> starling.timeline.v1.Author
+	5,  // 4: starling.timeline.v1.HomeTimelineItem.references:type_name -> starling.timeline.v1.HomeTimelineReference
+	17, // 5: starling.timeline.v1.HomeTimelineReference.tweet:type_name -> starling.tweet.v1.Tweet
+	6,  // 6: starling.timeline.v1.HomeTimelineReference.author:type_name -> starling.timeline.v1.Author
+	0,  // 7: starling.timeline.v1.ExplainHomeTimelineItemResponse.source:type_name -> starling.timeline.v1.ItemSource
+	1,  // 8: starling.timeline.v1.ExplainHomeTimelineItemResponse.filter:type_name -> starling.timeline.v1.ItemFilter
+	4,  // 9: starling.timeline.v1.WatchHomeTimelineResponse.item:type_name -> starling.timeline.v1.HomeTimelineItem
+	15, // 10: starling.timeline.v1.WatchHomeTimelineResponse.gap:type_name -> starling.timeline.v1.WatchGap
+	16, // 11: starling.timeline.v1.WatchHomeTimelineResponse.heartbeat:type_name -> starling.timeline.v1.WatchHeartbeat
+	2,  // 12: starling.timeline.v1.TimelineService.ListHomeTimeline:input_type -> starling.timeline.v1.ListHomeTimelineRequest
+	7,  // 13: starling.timeline.v1.TimelineService.RebuildHomeTimeline:input_type -> starling.timeline.v1.RebuildHomeTimelineRequest
+	9,  // 14: starling.timeline.v1.TimelineService.VerifyHomeTimeline:input_type -> starling.timeline.v1.VerifyHomeTimelineRequest
+	11, // 15: starling.timeline.v1.TimelineService.ExplainHomeTimelineItem:input_type -> starling.timeline.v1.ExplainHomeTimelineItemRequest
+	13, // 16: starling.timeline.v1.TimelineService.WatchHomeTimeline:input_type -> starling.timeline.v1.WatchHomeTimelineRequest
+	3,  // 17: starling.timeline.v1.TimelineService.ListHomeTimeline:output_type -> starling.timeline.v1.ListHomeTimelineResponse
+	8,  // 18: starling.timeline.v1.TimelineService.RebuildHomeTimeline:output_type -> starling.timeline.v1.RebuildHomeTimelineResponse
+	10, // 19: starling.timeline.v1.TimelineService.VerifyHomeTimeline:output_type -> starling.timeline.v1.VerifyHomeTimelineResponse
+	12, // 20: starling.timeline.v1.TimelineService.ExplainHomeTimelineItem:output_type -> starling.timeline.v1.ExplainHomeTimelineItemResponse
+	14, // 21: starling.timeline.v1.TimelineService.WatchHomeTimeline:output_type -> starling.timeline.v1.WatchHomeTimelineResponse
+	17, // [17:22] is the sub-list for method output_type
+	12, // [12:17] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_starling_timeline_v1_timeline_proto_init() }
@@ -788,7 +1212,7 @@ func file_starling_timeline_v1_timeline_proto_init() {
 	if File_starling_timeline_v1_timeline_proto != nil {
 		return
 	}
-	file_starling_timeline_v1_timeline_proto_msgTypes[8].OneofWrappers = []any{
+	file_starling_timeline_v1_timeline_proto_msgTypes[12].OneofWrappers = []any{
 		(*WatchHomeTimelineResponse_Item)(nil),
 		(*WatchHomeTimelineResponse_Gap)(nil),
 		(*WatchHomeTimelineResponse_Heartbeat)(nil),
@@ -798,13 +1222,14 @@ func file_starling_timeline_v1_timeline_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_starling_timeline_v1_timeline_proto_rawDesc), len(file_starling_timeline_v1_timeline_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   11,
+			NumEnums:      2,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
 		GoTypes:           file_starling_timeline_v1_timeline_proto_goTypes,
 		DependencyIndexes: file_starling_timeline_v1_timeline_proto_depIdxs,
+		EnumInfos:         file_starling_timeline_v1_timeline_proto_enumTypes,
 		MessageInfos:      file_starling_timeline_v1_timeline_proto_msgTypes,
 	}.Build()
 	File_starling_timeline_v1_timeline_proto = out.File

@@ -19,9 +19,11 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	TimelineService_ListHomeTimeline_FullMethodName    = "/starling.timeline.v1.TimelineService/ListHomeTimeline"
-	TimelineService_RebuildHomeTimeline_FullMethodName = "/starling.timeline.v1.TimelineService/RebuildHomeTimeline"
-	TimelineService_WatchHomeTimeline_FullMethodName   = "/starling.timeline.v1.TimelineService/WatchHomeTimeline"
+	TimelineService_ListHomeTimeline_FullMethodName        = "/starling.timeline.v1.TimelineService/ListHomeTimeline"
+	TimelineService_RebuildHomeTimeline_FullMethodName     = "/starling.timeline.v1.TimelineService/RebuildHomeTimeline"
+	TimelineService_VerifyHomeTimeline_FullMethodName      = "/starling.timeline.v1.TimelineService/VerifyHomeTimeline"
+	TimelineService_ExplainHomeTimelineItem_FullMethodName = "/starling.timeline.v1.TimelineService/ExplainHomeTimelineItem"
+	TimelineService_WatchHomeTimeline_FullMethodName       = "/starling.timeline.v1.TimelineService/WatchHomeTimeline"
 )
 
 // TimelineServiceClient is the client API for TimelineService service.
@@ -40,6 +42,12 @@ type TimelineServiceClient interface {
 	// Drops a viewer's list and makes it anew from the stores; operators only. It changes what a page
 	// costs, never what it holds. Errors: ABORTED when another rebuild is at work.
 	RebuildHomeTimeline(ctx context.Context, in *RebuildHomeTimelineRequest, opts ...grpc.CallOption) (*RebuildHomeTimelineResponse, error)
+	// Holds the first pages of a viewer's home timeline against what the stores say; operators only. What may be in
+	// flight (the last minute) doesn't count, and a difference counts when it is there twice.
+	VerifyHomeTimeline(ctx context.Context, in *VerifyHomeTimelineRequest, opts ...grpc.CallOption) (*VerifyHomeTimelineResponse, error)
+	// Why a tweet is in a home timeline now, or isn't: where it is found, and which filter hides it. Users may ask about
+	// their own. Errors: PERMISSION_DENIED for another's.
+	ExplainHomeTimelineItem(ctx context.Context, in *ExplainHomeTimelineItemRequest, opts ...grpc.CallOption) (*ExplainHomeTimelineItemResponse, error)
 	// What comes to the calling user's home timeline, as it comes: best effort, each item at most once in a stream.
 	// Items may be missing and out of order: a catch-up is exact. The server ends it after a while; call again with
 	// the greatest id that was seen. It begins with what has come since that, oldest first.
@@ -69,6 +77,26 @@ func (c *timelineServiceClient) RebuildHomeTimeline(ctx context.Context, in *Reb
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(RebuildHomeTimelineResponse)
 	err := c.cc.Invoke(ctx, TimelineService_RebuildHomeTimeline_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *timelineServiceClient) VerifyHomeTimeline(ctx context.Context, in *VerifyHomeTimelineRequest, opts ...grpc.CallOption) (*VerifyHomeTimelineResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(VerifyHomeTimelineResponse)
+	err := c.cc.Invoke(ctx, TimelineService_VerifyHomeTimeline_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *timelineServiceClient) ExplainHomeTimelineItem(ctx context.Context, in *ExplainHomeTimelineItemRequest, opts ...grpc.CallOption) (*ExplainHomeTimelineItemResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExplainHomeTimelineItemResponse)
+	err := c.cc.Invoke(ctx, TimelineService_ExplainHomeTimelineItem_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -110,6 +138,12 @@ type TimelineServiceServer interface {
 	// Drops a viewer's list and makes it anew from the stores; operators only. It changes what a page
 	// costs, never what it holds. Errors: ABORTED when another rebuild is at work.
 	RebuildHomeTimeline(context.Context, *RebuildHomeTimelineRequest) (*RebuildHomeTimelineResponse, error)
+	// Holds the first pages of a viewer's home timeline against what the stores say; operators only. What may be in
+	// flight (the last minute) doesn't count, and a difference counts when it is there twice.
+	VerifyHomeTimeline(context.Context, *VerifyHomeTimelineRequest) (*VerifyHomeTimelineResponse, error)
+	// Why a tweet is in a home timeline now, or isn't: where it is found, and which filter hides it. Users may ask about
+	// their own. Errors: PERMISSION_DENIED for another's.
+	ExplainHomeTimelineItem(context.Context, *ExplainHomeTimelineItemRequest) (*ExplainHomeTimelineItemResponse, error)
 	// What comes to the calling user's home timeline, as it comes: best effort, each item at most once in a stream.
 	// Items may be missing and out of order: a catch-up is exact. The server ends it after a while; call again with
 	// the greatest id that was seen. It begins with what has come since that, oldest first.
@@ -130,6 +164,12 @@ func (UnimplementedTimelineServiceServer) ListHomeTimeline(context.Context, *Lis
 }
 func (UnimplementedTimelineServiceServer) RebuildHomeTimeline(context.Context, *RebuildHomeTimelineRequest) (*RebuildHomeTimelineResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RebuildHomeTimeline not implemented")
+}
+func (UnimplementedTimelineServiceServer) VerifyHomeTimeline(context.Context, *VerifyHomeTimelineRequest) (*VerifyHomeTimelineResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method VerifyHomeTimeline not implemented")
+}
+func (UnimplementedTimelineServiceServer) ExplainHomeTimelineItem(context.Context, *ExplainHomeTimelineItemRequest) (*ExplainHomeTimelineItemResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExplainHomeTimelineItem not implemented")
 }
 func (UnimplementedTimelineServiceServer) WatchHomeTimeline(*WatchHomeTimelineRequest, grpc.ServerStreamingServer[WatchHomeTimelineResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchHomeTimeline not implemented")
@@ -191,6 +231,42 @@ func _TimelineService_RebuildHomeTimeline_Handler(srv interface{}, ctx context.C
 	return interceptor(ctx, in, info, handler)
 }
 
+func _TimelineService_VerifyHomeTimeline_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(VerifyHomeTimelineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TimelineServiceServer).VerifyHomeTimeline(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TimelineService_VerifyHomeTimeline_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TimelineServiceServer).VerifyHomeTimeline(ctx, req.(*VerifyHomeTimelineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _TimelineService_ExplainHomeTimelineItem_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExplainHomeTimelineItemRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(TimelineServiceServer).ExplainHomeTimelineItem(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: TimelineService_ExplainHomeTimelineItem_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(TimelineServiceServer).ExplainHomeTimelineItem(ctx, req.(*ExplainHomeTimelineItemRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _TimelineService_WatchHomeTimeline_Handler(srv interface{}, stream grpc.ServerStream) error {
 	m := new(WatchHomeTimelineRequest)
 	if err := stream.RecvMsg(m); err != nil {
@@ -216,6 +292,14 @@ var TimelineService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RebuildHomeTimeline",
 			Handler:    _TimelineService_RebuildHomeTimeline_Handler,
+		},
+		{
+			MethodName: "VerifyHomeTimeline",
+			Handler:    _TimelineService_VerifyHomeTimeline_Handler,
+		},
+		{
+			MethodName: "ExplainHomeTimelineItem",
+			Handler:    _TimelineService_ExplainHomeTimelineItem_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
