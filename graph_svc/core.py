@@ -53,8 +53,14 @@ def push_below(pull_threshold: int) -> int:
     return pull_threshold * _PUSH_BELOW_PERCENT // 100
 
 
-def fanout_policy(policy: graph_pb2.FanoutPolicy) -> FanoutPolicy:
-    """A policy that may be. Raises InvalidArgumentError."""
+def fanout_policy(request: graph_pb2.UpdateFanoutPolicyRequest, before: FanoutPolicy) -> FanoutPolicy:
+    """The policy before with what the request changes. Raises InvalidArgumentError."""
+    changed = set(request.update_mask.paths) or {"pull_threshold", "pull_threshold_min"}
+    if not changed <= {"pull_threshold", "pull_threshold_min"}:
+        raise InvalidArgumentError("update_mask", "Only `pull_threshold` and `pull_threshold_min` can be changed.")
+    policy = policy_message(before)
+    for name in changed:
+        setattr(policy, name, getattr(request.policy, name))
     least, most = PULL_THRESHOLD_LEAST, PULL_THRESHOLD_MOST
     if not least <= policy.pull_threshold <= most:
         raise InvalidArgumentError("policy.pull_threshold", f"Must be {least} to {most:,}.")
@@ -63,18 +69,22 @@ def fanout_policy(policy: graph_pb2.FanoutPolicy) -> FanoutPolicy:
     return FanoutPolicy(policy.pull_threshold, policy.pull_threshold_min)
 
 
-def policy_response(policy: FanoutPolicy, pressure: Pressure) -> graph_pb2.GetFanoutPolicyResponse:
-    """A policy, and what lag makes of it, as the protos say it."""
+def policy_message(policy: FanoutPolicy) -> graph_pb2.FanoutPolicy:
+    """A policy as the protos say it."""
+    return graph_pb2.FanoutPolicy(pull_threshold=policy.pull_threshold, pull_threshold_min=policy.pull_threshold_min)
+
+
+def policy_response(policy: FanoutPolicy, pressure: Pressure, pulled_authors: int) -> graph_pb2.GetFanoutPolicyResponse:
+    """A policy, what lag makes of it, and how many authors are pulled, as the protos say it."""
     return graph_pb2.GetFanoutPolicyResponse(
-        policy=graph_pb2.FanoutPolicy(
-            pull_threshold=policy.pull_threshold, pull_threshold_min=policy.pull_threshold_min
-        ),
+        policy=policy_message(policy),
         pressure=graph_pb2.FanoutPressure(
             lag_seconds=pressure.lag_seconds,
             big_tasks_slow=pressure.slow,
             pull_threshold=pressure.threshold(policy),
             changes=pressure.changes,
         ),
+        pulled_authors=pulled_authors,
     )
 
 

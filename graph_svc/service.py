@@ -326,14 +326,16 @@ class GraphService(graph_pb2_grpc.GraphServiceServicer):
         self, request: graph_pb2.GetFanoutPolicyRequest, context: Any
     ) -> graph_pb2.GetFanoutPolicyResponse:
         """See the proto."""
-        return core.policy_response(await self._mover.policy(), self._mover.pressure)
+        pulled = len(await self._store.pulled_authors(0, _WATCH_CHUNK))
+        return core.policy_response(await self._mover.policy(), self._mover.pressure, pulled)
 
     async def UpdateFanoutPolicy(
         self, request: graph_pb2.UpdateFanoutPolicyRequest, context: Any
     ) -> graph_pb2.UpdateFanoutPolicyResponse:
         """See the proto."""
-        await self._store.set_fanout_policy(core.fanout_policy(request.policy))
-        return graph_pb2.UpdateFanoutPolicyResponse(policy=request.policy)
+        policy = core.fanout_policy(request, await self._mover.policy())
+        await self._store.set_fanout_policy(policy)
+        return graph_pb2.UpdateFanoutPolicyResponse(policy=core.policy_message(policy))
 
 
 def _changes_message(as_of_ms: int, changes: Sequence[ModeChange]) -> graph_pb2.WatchPullAuthorsResponse:

@@ -18,7 +18,7 @@ from launcher.children import MisconfiguredError
 from launcher.config import LauncherConfig
 from launcher.data_folder import DataFolder, DataFolderError
 from launcher.output import Output
-from launcher.plan import SLOW_WORKER, VALKEY, Plan, PortInUseError, without_login
+from launcher.plan import SLOW_WORKER, VALKEY, NotBuiltError, Plan, PortInUseError, without_login
 from launcher.supervisor import NotServingError, Supervisor
 from launcher.valkey_server import NoValkeyServerError, find_valkey_server
 
@@ -38,7 +38,7 @@ def main() -> int:
     try:
         lock = folder.open()
         planned = plan.make(config, folder, folder.secrets(), find_valkey_server, os.environ)
-    except (DataFolderError, NoValkeyServerError, PortInUseError) as error:
+    except (DataFolderError, NoValkeyServerError, NotBuiltError, PortInUseError) as error:
         print(f"launcher: {error}", file=sys.stderr)
         return 1
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
@@ -65,9 +65,8 @@ async def _run(planned: Plan, folder: DataFolder, lock: int, output: Output) -> 
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
-    output.line(
-        "", f"Starting {'Valkey and ' if planned.valkey else ''}{len(planned.services)} services on {folder.path}"
-    )
+    valkey = "Valkey, " if planned.valkey else ""
+    output.line("", f"Starting {valkey}{len(planned.services) - 1} services and the edge on {folder.path}")
     running = asyncio.create_task(_serve(supervisor, planned, folder, output))
     asked = asyncio.create_task(stop.wait())
     await asyncio.wait([running, asked], return_when=asyncio.FIRST_COMPLETED)
@@ -126,6 +125,8 @@ def banner(planned: Plan, folder: DataFolder) -> list[str]:
         *(f"    {spec.name:<{_NAME_WIDTH}}  {spec.address}" for spec in planned.services),
         f"    {VALKEY:<{_NAME_WIDTH}}  {without_login(planned.valkey_url)}",
         f"    {'data':<{_NAME_WIDTH}}  {folder.path.absolute()}",
+        "",
+        f"  The page: http://{planned.edge.address}/   (the API's document: /docs, the operators' page: /ops)",
         "",
         "  Try this in another terminal:",
         "",

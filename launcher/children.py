@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import socket
 import sys
 import time
 from asyncio.subprocess import PIPE, STDOUT, Process
@@ -32,7 +33,7 @@ class MisconfiguredError(Exception):
 @dataclass(frozen=True, slots=True)
 class Spec:
     """What to start. `serves` says whether it answers now, within about a second, and never raises. `gives_way`:
-    once it serves, it runs only while nobody else wants the processor."""
+    once it serves, it runs only while nobody else wants the processor. `listening`: a socket that it inherits."""
 
     name: str
     address: str
@@ -40,6 +41,7 @@ class Spec:
     environment: Mapping[str, str]
     serves: Callable[[], Awaitable[bool]]
     gives_way: bool = False
+    listening: socket.socket | None = None
 
 
 def give_way(pid: int) -> None:
@@ -112,7 +114,7 @@ class Child:
             stderr=STDOUT,
             env=self.spec.environment,
             cwd=ROOT,
-            pass_fds=(self._lock,),
+            pass_fds=(self._lock, *([self.spec.listening.fileno()] if self.spec.listening else [])),
             # A terminal's Ctrl-C is for the launcher, which stops its children in order.
             start_new_session=True,
         )

@@ -39,13 +39,14 @@ class Secrets:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """What runs now. Targets are `host:port`, those of `fanout` by process name; `pids` by process name ("tweet_svc",
-    "valkey", "launcher" …)."""
+    """What runs now. Targets are `host:port`, those of `fanout` by process name; `edge` is a URL; `pids` by process
+    name ("tweet_svc", "valkey", "launcher" …)."""
 
     graph: str
     tweet: str
     timeline: str
     fanout: Mapping[str, str]
+    edge: str
     valkey_url: str
     pids: Mapping[str, int]
 

@@ -8,17 +8,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher import probes
-from launcher.children import Spec
-from launcher.config import PORT_BASE_OFFSET_MORE_WORKERS, PORT_BASE_OFFSET_VALKEY, LauncherConfig
+from launcher.children import ROOT, Spec
+from launcher.config import (
+    PORT_BASE_OFFSET_EDGE,
+    PORT_BASE_OFFSET_MORE_WORKERS,
+    PORT_BASE_OFFSET_VALKEY,
+    LauncherConfig,
+)
 from launcher.data_folder import DataFolder, Secrets
 from mesh.eventlog.topics import FANOUT_TASKS, FANOUT_TASKS_SLOW, TWEET_FANOUT
 
 HOST = "127.0.0.1"
 VALKEY = "valkey"
+EDGE = "edge"
+EDGE_BINARY = ROOT / "build/bin/edge"
+EDGE_PORT = 8080
+"""Where the page is, if the port is free."""
+_BACKLOG = 1_024
 SLOW_WORKER = "fanout_svc-slow"
 """Delivers what may wait, with what the others leave of the processor: they never wait for it."""
 _DRAIN_SECONDS = "0.1"
 """Nobody else serves here whom clients could turn to meanwhile."""
+
+
+class NotBuiltError(Exception):
+    """The edge has to be built first; the text says how."""
 
 
 class PortInUseError(Exception):
@@ -36,11 +50,12 @@ class Plan:
     tweet: Spec
     fanout: tuple[Spec, ...]
     timeline: Spec
+    edge: Spec
 
     @property
     def services(self) -> tuple[Spec, ...]:
         """All but Valkey."""
-        return (self.graph, self.tweet, *self.fanout, self.timeline)
+        return (self.graph, self.tweet, *self.fanout, self.timeline, self.edge)
 
 
 def make(
@@ -50,11 +65,15 @@ def make(
     find_valkey: Callable[[], str],
     inherited: Mapping[str, str],
 ) -> Plan:
-    """The plan; `find_valkey` gives the path of a server binary, if one is to be started. Raises PortInUseError, and
-    what `find_valkey` raises."""
+    """The plan; `find_valkey` gives the path of a server binary, if one is to be started. Raises PortInUseError,
+    NotBuiltError, and what `find_valkey` raises."""
+    if not EDGE_BINARY.exists():
+        raise NotBuiltError(f"{EDGE_BINARY.relative_to(ROOT)} isn't there: make it with 'make edge'")
     workers = ["fanout_svc", *(f"fanout_svc-{number}" for number in range(2, config.fanout_workers + 1)), SLOW_WORKER]
     own = [] if config.valkey_url else [VALKEY]
     at = _addresses(["graph_svc", "tweet_svc", *workers, "timeline_svc", *own], config.port_base)
+    edge_socket = _edge_socket(config.port_base)
+    at[EDGE] = f"{HOST}:{edge_socket.getsockname()[1]}"
     valkey_url = config.valkey_url or f"redis://{at[VALKEY]}/0"
     common = {
         **inherited,
@@ -65,6 +84,7 @@ def make(
         "STARLING_GRAPH_DATABASE": str(folder.graph_database.absolute()),
         "STARLING_GRAPH_TARGET": at["graph_svc"],
         "STARLING_TWEET_TARGET": at["tweet_svc"],
+        "STARLING_TIMELINE_TARGET": at["timeline_svc"],
         "STARLING_FANOUT_TARGETS": ",".join(at[worker] for worker in workers),
         "STARLING_DRAIN_SECONDS": inherited.get("STARLING_DRAIN_SECONDS", _DRAIN_SECONDS),
         "STARLING_ADDRESS_FILE": "",
@@ -86,7 +106,19 @@ def make(
         tweet=service("tweet_svc"),
         fanout=tuple(service(name) for name in workers),
         timeline=service("timeline_svc"),
+        edge=_edge(edge_socket, at[EDGE], common),
     )
+
+
+def _edge(listening: socket.socket, address: str, common: Mapping[str, str]) -> Spec:
+    """It takes over the launcher's socket, which outlives it: who connects while it restarts waits."""
+    environment = {
+        **common,
+        "STARLING_LISTEN": address,
+        "STARLING_LISTEN_FD": str(listening.fileno()),
+        "STARLING_EDGE_WEB": common.get("STARLING_EDGE_WEB") or str(ROOT / "web"),
+    }
+    return Spec(EDGE, address, (str(EDGE_BINARY),), environment, probes.http(address), listening=listening)
 
 
 def without_login(url: str) -> str:
@@ -99,6 +131,7 @@ SET_HERE = frozenset(
     {
         *("STARLING_LISTEN", "STARLING_AUTH_SECRET", "STARLING_PAGE_TOKEN_KEYS"),
         *("STARLING_TWEET_DATABASE", "STARLING_GRAPH_DATABASE", "STARLING_GRAPH_TARGET", "STARLING_TWEET_TARGET"),
+        *("STARLING_TIMELINE_TARGET", "STARLING_LISTEN_FD"),
         *("STARLING_FANOUT_TARGETS", "STARLING_FANOUT_TOPICS", "STARLING_ADDRESS_FILE"),
     }
 )
@@ -134,11 +167,26 @@ def _fixed_ports(names: list[str], base: int) -> list[int]:
             try:
                 probe.bind((HOST, port))
             except OSError as error:
-                raise PortInUseError(
-                    f"port {port} for {name} can't be used ({error.strerror}): it is STARLING_PORT_BASE={base} "
-                    f"+ {offsets[name]}; choose another base, or leave the variable out for free ports"
-                ) from error
+                raise _in_use(name, base, offsets[name], error) from error
     return [base + offsets[name] for name in names]
+
+
+def _edge_socket(base: int) -> socket.socket:
+    """Bound, listening, and open as long as the launcher lives."""
+    port = base + PORT_BASE_OFFSET_EDGE if base else EDGE_PORT
+    try:
+        return socket.create_server((HOST, port), backlog=_BACKLOG)
+    except OSError as error:
+        if base:
+            raise _in_use(EDGE, base, PORT_BASE_OFFSET_EDGE, error) from error
+        return socket.create_server((HOST, 0), backlog=_BACKLOG)
+
+
+def _in_use(name: str, base: int, offset: int, error: OSError) -> PortInUseError:
+    return PortInUseError(
+        f"port {base + offset} for {name} can't be used ({error.strerror}): it is STARLING_PORT_BASE={base} "
+        f"+ {offset}; choose another base, or leave the variable out for free ports"
+    )
 
 
 def _free_ports(count: int) -> list[int]:

@@ -29,6 +29,21 @@ def grpc_service(target: str) -> Probe:
     return serves
 
 
+def http(address: str) -> Probe:
+    """200 from /readyz."""
+    host, _, port = address.rpartition(":")
+
+    async def answered() -> bool:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            writer.write(f"GET /readyz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
+            return (await reader.readline()).split()[1:2] == [b"200"]
+        finally:
+            writer.close()
+
+    return _within_a_second(answered)
+
+
 def valkey(host: str, port: int) -> Probe:
     """PONG: the append-only file is loaded."""
 
@@ -40,9 +55,13 @@ def valkey(host: str, port: int) -> Probe:
         finally:
             writer.close()
 
+    return _within_a_second(pong)
+
+
+def _within_a_second(ask: Probe) -> Probe:
     async def serves() -> bool:
         try:
-            return await asyncio.wait_for(pong(), _TIMEOUT_SECONDS)
+            return await asyncio.wait_for(ask(), _TIMEOUT_SECONDS)
         except (OSError, TimeoutError):
             return False
 

@@ -77,6 +77,7 @@ class Supervisor:
             tweet=self._plan.tweet.address,
             timeline=self._plan.timeline.address,
             fanout={spec.name: spec.address for spec in self._plan.fanout},
+            edge=f"http://{self._plan.edge.address}",
             valkey_url=self._plan.valkey_url,
             pids={"launcher": os.getpid(), **{child.spec.name: child.pid for child in children if child.pid}},
         )

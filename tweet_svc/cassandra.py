@@ -453,7 +453,14 @@ class CassandraTweetStore(CassandraWorkerLeases):
         await self._database.write(_FORGET_REVISIONS, tweet_id)
 
     async def update_tweet(
-        self, tweet_id: int, author_id: int, text: str, mentions: Sequence[str], now_ms: int, outbox_max: int
+        self,
+        tweet_id: int,
+        author_id: int,
+        text: str,
+        mentions: Sequence[str],
+        now_ms: int,
+        outbox_max: int,
+        expected_version: int = 0,
     ) -> Change | None:
         """See the port."""
         for _ in range(_EDITS_MAX):
@@ -461,7 +468,7 @@ class CassandraTweetStore(CassandraWorkerLeases):
             if known is None:
                 return None
             tweet = known.tweet
-            if tweet.deleted or tweet.author_id != author_id or tweet.retweeted_tweet_id or tweet.text == text:
+            if not tweet.takes_edit(author_id, text, expected_version):
                 return Change(tweet, changed=False)
             self._outbox.require_room(outbox_max, slow=False)
             event_id = self._outbox.next_event_id(slow=False)

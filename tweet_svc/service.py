@@ -11,6 +11,7 @@ from mesh.caches.bodies import Bodies
 from mesh.caches.counts import Tally
 from mesh.clock import Clock
 from mesh.errors import (
+    FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     PermissionDeniedError,
@@ -361,7 +362,13 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         author_id = principals.current.get().user_id
         change = _own(
             await self._store.update_tweet(
-                edit.tweet_id, author_id, edit.text, edit.mentions, self._clock.now_ms(), self._outbox_max
+                edit.tweet_id,
+                author_id,
+                edit.text,
+                edit.mentions,
+                self._clock.now_ms(),
+                self._outbox_max,
+                request.expected_version,
             ),
             edit.tweet_id,
             author_id,
@@ -370,6 +377,10 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
             raise _no_such_tweet(edit.tweet_id)
         if change.tweet.retweeted_tweet_id:
             raise InvalidArgumentError("tweet.tweet_id", "A retweet has no text.", reason="IS_A_RETWEET")
+        if change.tweet.text != edit.text:
+            raise FailedPreconditionError(
+                "The tweet is of another version.", reason="VERSION_MISMATCH", version=str(change.tweet.version)
+            )
         self._on_write()
         message = core.to_message(change.tweet)
         # As for a deletion: whoever reads after the reply reads the new text, also after a retry that changed nothing.

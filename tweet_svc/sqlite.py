@@ -224,7 +224,14 @@ class SqliteTweetStore(SqliteWorkerLeases):
         return await self._database.write(work)
 
     async def update_tweet(
-        self, tweet_id: int, author_id: int, text: str, mentions: Sequence[str], now_ms: int, outbox_max: int
+        self,
+        tweet_id: int,
+        author_id: int,
+        text: str,
+        mentions: Sequence[str],
+        now_ms: int,
+        outbox_max: int,
+        expected_version: int = 0,
     ) -> Change | None:
         """See the port."""
 
@@ -232,7 +239,7 @@ class SqliteTweetStore(SqliteWorkerLeases):
             tweet = _tweet(connection, tweet_id)
             if tweet is None:
                 return None
-            if tweet.deleted or tweet.author_id != author_id or tweet.retweeted_tweet_id or tweet.text == text:
+            if not tweet.takes_edit(author_id, text, expected_version):
                 return Change(tweet, changed=False)
             _require_room(connection, outbox_max, slow=False)
             written = _present_revision(tweet)

@@ -34,6 +34,11 @@ class StoredTweet:
     retweeted_user_id: int = 0
     edited_ms: int = 0
 
+    def takes_edit(self, author_id: int, text: str, expected_version: int) -> bool:
+        """Whether this author may give it this text, it has another one, and it is of that version (0: any)."""
+        mine = not self.deleted and self.author_id == author_id and not self.retweeted_tweet_id
+        return mine and self.text != text and expected_version in {0, self.version}
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -158,11 +163,19 @@ class TweetStore(WorkerLeases, Protocol):
         ...
 
     async def update_tweet(
-        self, tweet_id: int, author_id: int, text: str, mentions: Sequence[str], now_ms: int, outbox_max: int
+        self,
+        tweet_id: int,
+        author_id: int,
+        text: str,
+        mentions: Sequence[str],
+        now_ms: int,
+        outbox_max: int,
+        expected_version: int = 0,
     ) -> Change | None:
         """Give a tweet another text, keep the one before as a revision, and put an outbox row; None: it never existed.
 
-        A tweet that has this very text, is deleted, of another author, or a retweet is given back unchanged.
+        A tweet that has this very text, is deleted, of another author, a retweet, or of another version than the
+        expected one (0: any) is given back unchanged.
         Raises ResourceExhaustedError (OUTBOX_FULL) when `outbox_max` rows wait to be published.
         """
         ...

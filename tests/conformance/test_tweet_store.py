@@ -239,6 +239,16 @@ async def test_what_cannot_be_edited_is_given_back_unchanged(tweet_store: TweetS
     assert await tweet_store.tweets([5]) == [tweet(5)]
 
 
+async def test_an_edit_of_another_version_than_expected_changes_nothing(tweet_store: TweetStore) -> None:
+    await create(tweet_store, tweet(5))
+    two = replace(tweet(5), text="two", version=2, edited_ms=NOW)
+    assert await tweet_store.update_tweet(5, 1, "two", [], NOW, 10, expected_version=1) == Change(two, changed=True)
+    for text in ("three", "two"):
+        edited = await tweet_store.update_tweet(5, 1, text, [], NOW + 1, 10, expected_version=1)
+        assert edited == Change(two, changed=False)
+    assert (await tweet_store.update_tweet(5, 1, "three", [], NOW + 1, 10, expected_version=2)) != Change(two, False)
+
+
 async def test_a_deletion_erases_the_texts_before(tweet_store: TweetStore) -> None:
     await create(tweet_store, tweet(5))
     await tweet_store.update_tweet(5, 1, "new", [], NOW, 10)

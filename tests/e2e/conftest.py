@@ -1,6 +1,8 @@
 """The mesh as people run it: a launcher, and real processes, on a data folder of the test's own."""
 
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,16 +11,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from cli.client import Client
 from launcher import probes
 from launcher.data_folder import DataFolder, Mesh
+from launcher.plan import EDGE
 from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
 STOP_SECONDS = 40.0
 _POLL_SECONDS = 0.05
+_CHROMIUM_ARGUMENTS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
 
 
 def alive(pid: int) -> bool:
@@ -104,7 +112,7 @@ class RunningMesh:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Process ids now, by name: launcher, valkey, graph_svc, tweet_svc, fanout_svc, timeline_svc."""
+        """Process ids now, by name: launcher, valkey, graph_svc, tweet_svc, fanout_svc, timeline_svc, edge."""
         return dict(self.mesh.pids)
 
     def log(self) -> str:
@@ -135,9 +143,19 @@ class RunningMesh:
         if name == "valkey":
             host, _, port = mesh.valkey_url.removeprefix("redis://").partition("/")[0].partition(":")
             return await probes.valkey(host, int(port))()
+        if name == EDGE:
+            return await probes.http(mesh.edge.removeprefix("http://"))()
         async with self.client() as client:
             target = client.targets.named()[name]
         return await probes.grpc_service(target)()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built_edge() -> None:
+    """The edge as its sources are: parallel runs wait for one another."""
+    with (ROOT / "Makefile").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(["make", "--no-print-directory", "edge"], cwd=ROOT, check=True, timeout=900)
 
 
 @pytest.fixture(scope="module")
@@ -161,3 +179,17 @@ def stopped_mesh(tmp_path: Path) -> Iterator[RunningMesh]:
         yield mesh
     finally:
         mesh.destroy()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """A Chromium that this machine has. Skips without one; fails where CI means such tests to run."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if not found:
+        message = "no Chromium here (on Debian: apt-get install chromium)"
+        pytest.fail(message) if os.environ.get("STARLING_SHARED") else pytest.skip(message)
+    expect.set_options(timeout=20_000)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=_CHROMIUM_ARGUMENTS)
+        yield browser
+        browser.close()

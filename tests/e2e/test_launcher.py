@@ -29,7 +29,7 @@ async def test_everything_serves_and_the_banner_says_what_to_try(running_mesh: R
         assert all(f"    {name:<{width}}  {target}\n" in log for name, target in client.targets.named().items())
     assert "user create alice" in log
     assert f"export STARLING_DATA={running_mesh.folder.path}" in log
-    assert set(running_mesh.pids) == {"launcher", "valkey", *SERVICES}
+    assert set(running_mesh.pids) == {"launcher", "valkey", "edge", *SERVICES}
 
 
 def test_secrets_are_readable_by_their_owner_only_and_never_shown(running_mesh: RunningMesh) -> None:

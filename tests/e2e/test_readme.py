@@ -32,12 +32,17 @@ def run(command: list[str], mesh: RunningMesh, text: str | None = None) -> str:
     return done.stdout
 
 
-def test_a_first_post_is_read_by_cli_and_by_stubs_as_the_readme_says(running_mesh: RunningMesh) -> None:
+def test_a_first_post_is_read_by_cli_stubs_and_http_as_the_readme_says(running_mesh: RunningMesh) -> None:
     commands = block("sh", "starling user create alice").replace("alias starling=.venv/bin/starling\n", "")
     assert "Hello, world" in run(["bash", "-eu"], running_mesh, commands)
     token = run(["starling", "token", "bob"], running_mesh).strip()
     read = run([sys.executable, "docs/first_read.py", running_mesh.mesh.timeline, token], running_mesh)
     assert read == "@alice: Hello, world\n"
+    over_http = block("sh", "curl -sS").partition("\n")[2]
+    shown = run(["bash", "-eu"], running_mesh, f"EDGE={running_mesh.mesh.edge}\n{over_http}")
+    assert shown.count('"text":"Hello over HTTP"') == 2
+    assert '"handle":"alice"' in shown
+    assert "event: heartbeat" in shown
 
 
 def test_the_python_shown_is_the_python_that_runs() -> None:

@@ -5,17 +5,23 @@ import itertools
 import signal
 import time
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
+from threading import local
 
 import grpc
 import pytest
+import requests
 
 from cli.client import Client
 from mesh.channels import streaming
 from mesh.principals import OPERATOR
 from starling.graph.v1 import graph_pb2
 from tests.e2e.conftest import RunningMesh
+from tests.e2e.rest import Rest, new_user
 from tests.waiting import eventually
 
 CALLS_PER_SECOND = 50
@@ -105,3 +111,54 @@ async def test_g1_restarts_of_every_service_in_turn_reach_no_client(running_mesh
             ending.set()
         print(f"\n{load.calls} calls, {load.retries} retries by the client, {load.errors} errors")
         assert load.errors == 0
+
+
+class Apps:
+    """Requests at a steady rate, by plain HTTP clients that keep their connections and try nothing again."""
+
+    def __init__(self, people: list[Rest]) -> None:
+        self.people = people
+        self.answers: list[int | str] = []
+        self._threads = ThreadPoolExecutor(4 * CALLS_PER_SECOND)
+        self._sessions = local()
+
+    def request(self, number: int) -> None:
+        if not hasattr(self._sessions, "mine"):
+            self._sessions.mine = requests.Session()
+        person = replace(self.people[number % len(self.people)], session=self._sessions.mine)
+        try:
+            if number % 5:
+                answer = person.call("GET", "/timeline/home")
+            else:
+                answer = person.call("POST", "/tweets", {"text": f"post {number}"})
+            self.answers.append(answer.status_code)
+        except requests.RequestException as error:
+            self.answers.append(repr(error))
+
+    async def run(self, ending: asyncio.Event) -> None:
+        begun = time.monotonic()
+        with self._threads:
+            for number in itertools.count():
+                due = begun + number / CALLS_PER_SECOND
+                try:
+                    await asyncio.wait_for(ending.wait(), max(0.0, due - time.monotonic()))
+                except TimeoutError:
+                    self._threads.submit(self.request, number)
+                else:
+                    return
+
+
+@pytest.mark.timeout(180)
+async def test_g1_restarts_of_everything_reach_no_app(running_mesh: RunningMesh) -> None:
+    people = [new_user(running_mesh.folder, f"app_{n}")[0] for n in range(4)]
+    apps, ending = Apps(people), asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(apps.run(ending))
+        for name in ("edge", "timeline_svc", "tweet_svc", "graph_svc", "fanout_svc", "edge"):
+            enough = len(apps.answers) + CALLS_PER_SECOND
+            await eventually(lambda enough=enough: len(apps.answers) > enough, 20)  # type: ignore[misc]
+            old_pid = running_mesh.kill(name, signal.SIGTERM)
+            await running_mesh.comes_back(name, old_pid)
+        ending.set()
+    print(f"\n{len(apps.answers)} requests: {Counter(apps.answers)}")
+    assert set(apps.answers) == {200, 201}

@@ -22,31 +22,34 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fstarling/fanout/v1/fanout.proto\x12\x12starling.fanout.v1\"\x18\n\x16GetFanoutStatusRequest\"\x97\x01\n\x17GetFanoutStatusResponse\x12\x34\n\npartitions\x18\x01 \x03(\x0b\x32 .starling.fanout.v1.PartitionLag\x12\x14\n\x0c\x64\x65\x61\x64_letters\x18\x02 \x01(\x04\x12\x30\n\x06worker\x18\x03 \x01(\x0b\x32 .starling.fanout.v1.WorkerStatus\"[\n\x0cPartitionLag\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x14\n\x0clag_messages\x18\x03 \x01(\x04\x12\x13\n\x0blag_seconds\x18\x04 \x01(\x01\"\xbc\x01\n\x0cWorkerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x04\x12\x12\n\ndeliveries\x18\x03 \x01(\x04\x12\x1b\n\x13\x64\x65liveries_to_lists\x18\x04 \x01(\x04\x12\x0f\n\x07retries\x18\x05 \x01(\x04\x12\x33\n\x05\x64\x65lay\x18\x06 \x01(\x0b\x32$.starling.fanout.v1.DelayPercentiles\x12\x17\n\x0f\x64rained_buckets\x18\x07 \x01(\x04\"f\n\x10\x44\x65layPercentiles\x12\x13\n\x0bp50_seconds\x18\x01 \x01(\x01\x12\x13\n\x0bp95_seconds\x18\x02 \x01(\x01\x12\x13\n\x0bp99_seconds\x18\x03 \x01(\x01\x12\x13\n\x0bmax_seconds\x18\x04 \x01(\x01\"O\n\x17StreamDeliveriesRequest\x12\x18\n\x10\x61\x64\x64\x65\x64_viewer_ids\x18\x01 \x03(\x06\x12\x1a\n\x12removed_viewer_ids\x18\x02 \x03(\x06\"Y\n\x18StreamDeliveriesResponse\x12\x30\n\ndeliveries\x18\x01 \x03(\x0b\x32\x1c.starling.fanout.v1.Delivery\x12\x0b\n\x03gap\x18\x02 \x01(\x08\"0\n\x08\x44\x65livery\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\x12\x12\n\nviewer_ids\x18\x02 \x03(\x06\x32\xee\x01\n\rFanoutService\x12j\n\x0fGetFanoutStatus\x12*.starling.fanout.v1.GetFanoutStatusRequest\x1a+.starling.fanout.v1.GetFanoutStatusResponse\x12q\n\x10StreamDeliveries\x12+.starling.fanout.v1.StreamDeliveriesRequest\x1a,.starling.fanout.v1.StreamDeliveriesResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fstarling/fanout/v1/fanout.proto\x12\x12starling.fanout.v1\x1a\x1cgoogle/api/annotations.proto\"\x18\n\x16GetFanoutStatusRequest\"\x97\x01\n\x17GetFanoutStatusResponse\x12\x34\n\npartitions\x18\x01 \x03(\x0b\x32 .starling.fanout.v1.PartitionLag\x12\x14\n\x0c\x64\x65\x61\x64_letters\x18\x02 \x01(\x04\x12\x30\n\x06worker\x18\x03 \x01(\x0b\x32 .starling.fanout.v1.WorkerStatus\"[\n\x0cPartitionLag\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tpartition\x18\x02 \x01(\r\x12\x14\n\x0clag_messages\x18\x03 \x01(\x04\x12\x13\n\x0blag_seconds\x18\x04 \x01(\x01\"\xbc\x01\n\x0cWorkerStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x04\x12\x12\n\ndeliveries\x18\x03 \x01(\x04\x12\x1b\n\x13\x64\x65liveries_to_lists\x18\x04 \x01(\x04\x12\x0f\n\x07retries\x18\x05 \x01(\x04\x12\x33\n\x05\x64\x65lay\x18\x06 \x01(\x0b\x32$.starling.fanout.v1.DelayPercentiles\x12\x17\n\x0f\x64rained_buckets\x18\x07 \x01(\x04\"f\n\x10\x44\x65layPercentiles\x12\x13\n\x0bp50_seconds\x18\x01 \x01(\x01\x12\x13\n\x0bp95_seconds\x18\x02 \x01(\x01\x12\x13\n\x0bp99_seconds\x18\x03 \x01(\x01\x12\x13\n\x0bmax_seconds\x18\x04 \x01(\x01\"O\n\x17StreamDeliveriesRequest\x12\x18\n\x10\x61\x64\x64\x65\x64_viewer_ids\x18\x01 \x03(\x06\x12\x1a\n\x12removed_viewer_ids\x18\x02 \x03(\x06\"Y\n\x18StreamDeliveriesResponse\x12\x30\n\ndeliveries\x18\x01 \x03(\x0b\x32\x1c.starling.fanout.v1.Delivery\x12\x0b\n\x03gap\x18\x02 \x01(\x08\"0\n\x08\x44\x65livery\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\x12\x12\n\nviewer_ids\x18\x02 \x03(\x06\x32\x8e\x02\n\rFanoutService\x12\x89\x01\n\x0fGetFanoutStatus\x12*.starling.fanout.v1.GetFanoutStatusRequest\x1a+.starling.fanout.v1.GetFanoutStatusResponse\"\x1d\x82\xd3\xe4\x93\x02\x17\x12\x15/api/v1/fanout/status\x12q\n\x10StreamDeliveries\x12+.starling.fanout.v1.StreamDeliveriesRequest\x1a,.starling.fanout.v1.StreamDeliveriesResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'starling.fanout.v1.fanout_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_GETFANOUTSTATUSREQUEST']._serialized_start=55
-  _globals['_GETFANOUTSTATUSREQUEST']._serialized_end=79
-  _globals['_GETFANOUTSTATUSRESPONSE']._serialized_start=82
-  _globals['_GETFANOUTSTATUSRESPONSE']._serialized_end=233
-  _globals['_PARTITIONLAG']._serialized_start=235
-  _globals['_PARTITIONLAG']._serialized_end=326
-  _globals['_WORKERSTATUS']._serialized_start=329
-  _globals['_WORKERSTATUS']._serialized_end=517
-  _globals['_DELAYPERCENTILES']._serialized_start=519
-  _globals['_DELAYPERCENTILES']._serialized_end=621
-  _globals['_STREAMDELIVERIESREQUEST']._serialized_start=623
-  _globals['_STREAMDELIVERIESREQUEST']._serialized_end=702
-  _globals['_STREAMDELIVERIESRESPONSE']._serialized_start=704
-  _globals['_STREAMDELIVERIESRESPONSE']._serialized_end=793
-  _globals['_DELIVERY']._serialized_start=795
-  _globals['_DELIVERY']._serialized_end=843
-  _globals['_FANOUTSERVICE']._serialized_start=846
-  _globals['_FANOUTSERVICE']._serialized_end=1084
+  _globals['_FANOUTSERVICE'].methods_by_name['GetFanoutStatus']._loaded_options = None
+  _globals['_FANOUTSERVICE'].methods_by_name['GetFanoutStatus']._serialized_options = b'\202\323\344\223\002\027\022\025/api/v1/fanout/status'
+  _globals['_GETFANOUTSTATUSREQUEST']._serialized_start=85
+  _globals['_GETFANOUTSTATUSREQUEST']._serialized_end=109
+  _globals['_GETFANOUTSTATUSRESPONSE']._serialized_start=112
+  _globals['_GETFANOUTSTATUSRESPONSE']._serialized_end=263
+  _globals['_PARTITIONLAG']._serialized_start=265
+  _globals['_PARTITIONLAG']._serialized_end=356
+  _globals['_WORKERSTATUS']._serialized_start=359
+  _globals['_WORKERSTATUS']._serialized_end=547
+  _globals['_DELAYPERCENTILES']._serialized_start=549
+  _globals['_DELAYPERCENTILES']._serialized_end=651
+  _globals['_STREAMDELIVERIESREQUEST']._serialized_start=653
+  _globals['_STREAMDELIVERIESREQUEST']._serialized_end=732
+  _globals['_STREAMDELIVERIESRESPONSE']._serialized_start=734
+  _globals['_STREAMDELIVERIESRESPONSE']._serialized_end=823
+  _globals['_DELIVERY']._serialized_start=825
+  _globals['_DELIVERY']._serialized_end=873
+  _globals['_FANOUTSERVICE']._serialized_start=876
+  _globals['_FANOUTSERVICE']._serialized_end=1146
 # @@protoc_insertion_point(module_scope)

@@ -43,11 +43,6 @@ class GraphServiceStub:
                 request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.CreateUserRequest.SerializeToString,
                 response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.CreateUserResponse.FromString,
                 _registered_method=True)
-        self.GetUser = channel.unary_unary(
-                '/starling.graph.v1.GraphService/GetUser',
-                request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetUserRequest.SerializeToString,
-                response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetUserResponse.FromString,
-                _registered_method=True)
         self.BatchGetUsers = channel.unary_unary(
                 '/starling.graph.v1.GraphService/BatchGetUsers',
                 request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.BatchGetUsersRequest.SerializeToString,
@@ -113,6 +108,11 @@ class GraphServiceStub:
                 request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.ListFollowingRequest.SerializeToString,
                 response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.ListFollowingResponse.FromString,
                 _registered_method=True)
+        self.GetUser = channel.unary_unary(
+                '/starling.graph.v1.GraphService/GetUser',
+                request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetUserRequest.SerializeToString,
+                response_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetUserResponse.FromString,
+                _registered_method=True)
         self.StreamFollowers = channel.unary_stream(
                 '/starling.graph.v1.GraphService/StreamFollowers',
                 request_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.StreamFollowersRequest.SerializeToString,
@@ -160,13 +160,6 @@ class GraphServiceServicer:
     def CreateUser(self, request, context):
         """Registers a user; operators only (an identity provider signs people up).
         Errors: ALREADY_EXISTS (HANDLE_TAKEN).
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def GetUser(self, request, context):
-        """One user by id or handle. Errors: NOT_FOUND (USER_NOT_FOUND).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -273,6 +266,14 @@ class GraphServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetUser(self, request, context):
+        """One user by id or handle. Errors: NOT_FOUND (USER_NOT_FOUND).
+        It stands below ListFollowers, since the gateway tries the last first: "followers" is a handle, too.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StreamFollowers(self, request, context):
         """All followers of an author, for fan-out; services only. Errors: NOT_FOUND (USER_NOT_FOUND).
         """
@@ -334,11 +335,6 @@ def add_GraphServiceServicer_to_server(servicer, server):
                     servicer.CreateUser,
                     request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.CreateUserRequest.FromString,
                     response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.CreateUserResponse.SerializeToString,
-            ),
-            'GetUser': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetUser,
-                    request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetUserRequest.FromString,
-                    response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetUserResponse.SerializeToString,
             ),
             'BatchGetUsers': grpc.unary_unary_rpc_method_handler(
                     servicer.BatchGetUsers,
@@ -404,6 +400,11 @@ def add_GraphServiceServicer_to_server(servicer, server):
                     servicer.ListFollowing,
                     request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.ListFollowingRequest.FromString,
                     response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.ListFollowingResponse.SerializeToString,
+            ),
+            'GetUser': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUser,
+                    request_deserializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetUserRequest.FromString,
+                    response_serializer=starling_dot_graph_dot_v1_dot_graph__pb2.GetUserResponse.SerializeToString,
             ),
             'StreamFollowers': grpc.unary_stream_rpc_method_handler(
                     servicer.StreamFollowers,
@@ -472,33 +473,6 @@ class GraphService:
             '/starling.graph.v1.GraphService/CreateUser',
             starling_dot_graph_dot_v1_dot_graph__pb2.CreateUserRequest.SerializeToString,
             starling_dot_graph_dot_v1_dot_graph__pb2.CreateUserResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetUser(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/starling.graph.v1.GraphService/GetUser',
-            starling_dot_graph_dot_v1_dot_graph__pb2.GetUserRequest.SerializeToString,
-            starling_dot_graph_dot_v1_dot_graph__pb2.GetUserResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -850,6 +824,33 @@ class GraphService:
             '/starling.graph.v1.GraphService/ListFollowing',
             starling_dot_graph_dot_v1_dot_graph__pb2.ListFollowingRequest.SerializeToString,
             starling_dot_graph_dot_v1_dot_graph__pb2.ListFollowingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUser(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/starling.graph.v1.GraphService/GetUser',
+            starling_dot_graph_dot_v1_dot_graph__pb2.GetUserRequest.SerializeToString,
+            starling_dot_graph_dot_v1_dot_graph__pb2.GetUserResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,8 +41,6 @@ class GraphServiceStub:
     """Registers a user; operators only (an identity provider signs people up).
     Errors: ALREADY_EXISTS (HANDLE_TAKEN).
     """
-    GetUser: _grpc.UnaryUnaryMultiCallable[_graph_pb2.GetUserRequest, _graph_pb2.GetUserResponse]
-    """One user by id or handle. Errors: NOT_FOUND (USER_NOT_FOUND)."""
     BatchGetUsers: _grpc.UnaryUnaryMultiCallable[_graph_pb2.BatchGetUsersRequest, _graph_pb2.BatchGetUsersResponse]
     """Up to 100 users by id; unknown ones are left out."""
     Follow: _grpc.UnaryUnaryMultiCallable[_graph_pb2.FollowRequest, _graph_pb2.FollowResponse]
@@ -85,6 +83,10 @@ class GraphServiceStub:
     """Who follows a user, in the order of their ids."""
     ListFollowing: _grpc.UnaryUnaryMultiCallable[_graph_pb2.ListFollowingRequest, _graph_pb2.ListFollowingResponse]
     """Whom a user follows, in the order of their ids."""
+    GetUser: _grpc.UnaryUnaryMultiCallable[_graph_pb2.GetUserRequest, _graph_pb2.GetUserResponse]
+    """One user by id or handle. Errors: NOT_FOUND (USER_NOT_FOUND).
+    It stands below ListFollowers, since the gateway tries the last first: "followers" is a handle, too.
+    """
     StreamFollowers: _grpc.UnaryStreamMultiCallable[_graph_pb2.StreamFollowersRequest, _graph_pb2.StreamFollowersResponse]
     """All followers of an author, for fan-out; services only. Errors: NOT_FOUND (USER_NOT_FOUND)."""
     GetViewerContext: _grpc.UnaryUnaryMultiCallable[_graph_pb2.GetViewerContextRequest, _graph_pb2.GetViewerContextResponse]
@@ -122,8 +124,6 @@ class GraphServiceAsyncStub(GraphServiceStub):
     """Registers a user; operators only (an identity provider signs people up).
     Errors: ALREADY_EXISTS (HANDLE_TAKEN).
     """
-    GetUser: _aio.UnaryUnaryMultiCallable[_graph_pb2.GetUserRequest, _graph_pb2.GetUserResponse]  # type: ignore[assignment]
-    """One user by id or handle. Errors: NOT_FOUND (USER_NOT_FOUND)."""
     BatchGetUsers: _aio.UnaryUnaryMultiCallable[_graph_pb2.BatchGetUsersRequest, _graph_pb2.BatchGetUsersResponse]  # type: ignore[assignment]
     """Up to 100 users by id; unknown ones are left out."""
     Follow: _aio.UnaryUnaryMultiCallable[_graph_pb2.FollowRequest, _graph_pb2.FollowResponse]  # type: ignore[assignment]
@@ -166,6 +166,10 @@ class GraphServiceAsyncStub(GraphServiceStub):
     """Who follows a user, in the order of their ids."""
     ListFollowing: _aio.UnaryUnaryMultiCallable[_graph_pb2.ListFollowingRequest, _graph_pb2.ListFollowingResponse]  # type: ignore[assignment]
     """Whom a user follows, in the order of their ids."""
+    GetUser: _aio.UnaryUnaryMultiCallable[_graph_pb2.GetUserRequest, _graph_pb2.GetUserResponse]  # type: ignore[assignment]
+    """One user by id or handle. Errors: NOT_FOUND (USER_NOT_FOUND).
+    It stands below ListFollowers, since the gateway tries the last first: "followers" is a handle, too.
+    """
     StreamFollowers: _aio.UnaryStreamMultiCallable[_graph_pb2.StreamFollowersRequest, _graph_pb2.StreamFollowersResponse]  # type: ignore[assignment]
     """All followers of an author, for fan-out; services only. Errors: NOT_FOUND (USER_NOT_FOUND)."""
     GetViewerContext: _aio.UnaryUnaryMultiCallable[_graph_pb2.GetViewerContextRequest, _graph_pb2.GetViewerContextResponse]  # type: ignore[assignment]
@@ -206,14 +210,6 @@ class GraphServiceServicer(metaclass=_abc_1.ABCMeta):
         """Registers a user; operators only (an identity provider signs people up).
         Errors: ALREADY_EXISTS (HANDLE_TAKEN).
         """
-
-    @_abc_1.abstractmethod
-    def GetUser(
-        self,
-        request: _graph_pb2.GetUserRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_graph_pb2.GetUserResponse, _abc.Awaitable[_graph_pb2.GetUserResponse]]:
-        """One user by id or handle. Errors: NOT_FOUND (USER_NOT_FOUND)."""
 
     @_abc_1.abstractmethod
     def BatchGetUsers(
@@ -334,6 +330,16 @@ class GraphServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_graph_pb2.ListFollowingResponse, _abc.Awaitable[_graph_pb2.ListFollowingResponse]]:
         """Whom a user follows, in the order of their ids."""
+
+    @_abc_1.abstractmethod
+    def GetUser(
+        self,
+        request: _graph_pb2.GetUserRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_graph_pb2.GetUserResponse, _abc.Awaitable[_graph_pb2.GetUserResponse]]:
+        """One user by id or handle. Errors: NOT_FOUND (USER_NOT_FOUND).
+        It stands below ListFollowers, since the gateway tries the last first: "followers" is a handle, too.
+        """
 
     @_abc_1.abstractmethod
     def StreamFollowers(

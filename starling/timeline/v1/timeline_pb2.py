@@ -22,38 +22,41 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.api import annotations_pb2 as google_dot_api_dot_annotations__pb2
 from starling.tweet.v1 import tweet_pb2 as starling_dot_tweet_dot_v1_dot_tweet__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#starling/timeline/v1/timeline.proto\x12\x14starling.timeline.v1\x1a\x1dstarling/tweet/v1/tweet.proto\"v\n\x17ListHomeTimelineRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x1d\n\x15read_your_write_token\x18\x03 \x01(\t\x12\x15\n\rnewer_than_id\x18\x04 \x01(\x04\"j\n\x18ListHomeTimelineResponse\x12\x35\n\x05items\x18\x01 \x03(\x0b\x32&.starling.timeline.v1.HomeTimelineItem\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xef\x01\n\x10HomeTimelineItem\x12\'\n\x05tweet\x18\x01 \x01(\x0b\x32\x18.starling.tweet.v1.Tweet\x12,\n\x06\x61uthor\x18\x02 \x01(\x0b\x32\x1c.starling.timeline.v1.Author\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x12\x32\n\x0cretweeted_by\x18\x04 \x01(\x0b\x32\x1c.starling.timeline.v1.Author\x12?\n\nreferences\x18\x05 \x03(\x0b\x32+.starling.timeline.v1.HomeTimelineReference\"\x80\x01\n\x15HomeTimelineReference\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\x12\'\n\x05tweet\x18\x02 \x01(\x0b\x32\x18.starling.tweet.v1.Tweet\x12,\n\x06\x61uthor\x18\x03 \x01(\x0b\x32\x1c.starling.timeline.v1.Author\"?\n\x06\x41uthor\x12\x0f\n\x07user_id\x18\x01 \x01(\x04\x12\x0e\n\x06handle\x18\x02 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x03 \x01(\t\"/\n\x1aRebuildHomeTimelineRequest\x12\x11\n\tviewer_id\x18\x01 \x01(\x04\".\n\x1bRebuildHomeTimelineResponse\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\r\"1\n\x18WatchHomeTimelineRequest\x12\x15\n\rnewer_than_id\x18\x01 \x01(\x04\"\xc5\x01\n\x19WatchHomeTimelineResponse\x12\x36\n\x04item\x18\x01 \x01(\x0b\x32&.starling.timeline.v1.HomeTimelineItemH\x00\x12-\n\x03gap\x18\x02 \x01(\x0b\x32\x1e.starling.timeline.v1.WatchGapH\x00\x12\x39\n\theartbeat\x18\x03 \x01(\x0b\x32$.starling.timeline.v1.WatchHeartbeatH\x00\x42\x06\n\x04kind\"\n\n\x08WatchGap\"\x10\n\x0eWatchHeartbeat2\xf8\x02\n\x0fTimelineService\x12q\n\x10ListHomeTimeline\x12-.starling.timeline.v1.ListHomeTimelineRequest\x1a..starling.timeline.v1.ListHomeTimelineResponse\x12z\n\x13RebuildHomeTimeline\x12\x30.starling.timeline.v1.RebuildHomeTimelineRequest\x1a\x31.starling.timeline.v1.RebuildHomeTimelineResponse\x12v\n\x11WatchHomeTimeline\x12..starling.timeline.v1.WatchHomeTimelineRequest\x1a/.starling.timeline.v1.WatchHomeTimelineResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#starling/timeline/v1/timeline.proto\x12\x14starling.timeline.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1dstarling/tweet/v1/tweet.proto\"\x85\x01\n\x17ListHomeTimelineRequest\x12\x18\n\tpage_size\x18\x01 \x01(\x05R\x05limit\x12\x1a\n\npage_token\x18\x02 \x01(\tR\x06\x63ursor\x12\x1d\n\x15read_your_write_token\x18\x03 \x01(\t\x12\x15\n\rnewer_than_id\x18\x04 \x01(\x04\"v\n\x18ListHomeTimelineResponse\x12\x35\n\x05items\x18\x01 \x03(\x0b\x32&.starling.timeline.v1.HomeTimelineItem\x12#\n\x0fnext_page_token\x18\x02 \x01(\tR\nnextCursor\"\xef\x01\n\x10HomeTimelineItem\x12\'\n\x05tweet\x18\x01 \x01(\x0b\x32\x18.starling.tweet.v1.Tweet\x12,\n\x06\x61uthor\x18\x02 \x01(\x0b\x32\x1c.starling.timeline.v1.Author\x12\x0f\n\x07item_id\x18\x03 \x01(\x04\x12\x32\n\x0cretweeted_by\x18\x04 \x01(\x0b\x32\x1c.starling.timeline.v1.Author\x12?\n\nreferences\x18\x05 \x03(\x0b\x32+.starling.timeline.v1.HomeTimelineReference\"\x80\x01\n\x15HomeTimelineReference\x12\x10\n\x08tweet_id\x18\x01 \x01(\x04\x12\'\n\x05tweet\x18\x02 \x01(\x0b\x32\x18.starling.tweet.v1.Tweet\x12,\n\x06\x61uthor\x18\x03 \x01(\x0b\x32\x1c.starling.timeline.v1.Author\"?\n\x06\x41uthor\x12\x0f\n\x07user_id\x18\x01 \x01(\x04\x12\x0e\n\x06handle\x18\x02 \x01(\t\x12\x14\n\x0c\x64isplay_name\x18\x03 \x01(\t\"/\n\x1aRebuildHomeTimelineRequest\x12\x11\n\tviewer_id\x18\x01 \x01(\x04\".\n\x1bRebuildHomeTimelineResponse\x12\x0f\n\x07\x65ntries\x18\x01 \x01(\r\"1\n\x18WatchHomeTimelineRequest\x12\x15\n\rnewer_than_id\x18\x01 \x01(\x04\"\xc5\x01\n\x19WatchHomeTimelineResponse\x12\x36\n\x04item\x18\x01 \x01(\x0b\x32&.starling.timeline.v1.HomeTimelineItemH\x00\x12-\n\x03gap\x18\x02 \x01(\x0b\x32\x1e.starling.timeline.v1.WatchGapH\x00\x12\x39\n\theartbeat\x18\x03 \x01(\x0b\x32$.starling.timeline.v1.WatchHeartbeatH\x00\x42\x06\n\x04kind\"\n\n\x08WatchGap\"\x10\n\x0eWatchHeartbeat2\x98\x03\n\x0fTimelineService\x12\x90\x01\n\x10ListHomeTimeline\x12-.starling.timeline.v1.ListHomeTimelineRequest\x1a..starling.timeline.v1.ListHomeTimelineResponse\"\x1d\x82\xd3\xe4\x93\x02\x17\x12\x15/api/v1/timeline/home\x12z\n\x13RebuildHomeTimeline\x12\x30.starling.timeline.v1.RebuildHomeTimelineRequest\x1a\x31.starling.timeline.v1.RebuildHomeTimelineResponse\x12v\n\x11WatchHomeTimeline\x12..starling.timeline.v1.WatchHomeTimelineRequest\x1a/.starling.timeline.v1.WatchHomeTimelineResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'starling.timeline.v1.timeline_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LISTHOMETIMELINEREQUEST']._serialized_start=92
-  _globals['_LISTHOMETIMELINEREQUEST']._serialized_end=210
-  _globals['_LISTHOMETIMELINERESPONSE']._serialized_start=212
-  _globals['_LISTHOMETIMELINERESPONSE']._serialized_end=318
-  _globals['_HOMETIMELINEITEM']._serialized_start=321
-  _globals['_HOMETIMELINEITEM']._serialized_end=560
-  _globals['_HOMETIMELINEREFERENCE']._serialized_start=563
-  _globals['_HOMETIMELINEREFERENCE']._serialized_end=691
-  _globals['_AUTHOR']._serialized_start=693
-  _globals['_AUTHOR']._serialized_end=756
-  _globals['_REBUILDHOMETIMELINEREQUEST']._serialized_start=758
-  _globals['_REBUILDHOMETIMELINEREQUEST']._serialized_end=805
-  _globals['_REBUILDHOMETIMELINERESPONSE']._serialized_start=807
-  _globals['_REBUILDHOMETIMELINERESPONSE']._serialized_end=853
-  _globals['_WATCHHOMETIMELINEREQUEST']._serialized_start=855
-  _globals['_WATCHHOMETIMELINEREQUEST']._serialized_end=904
-  _globals['_WATCHHOMETIMELINERESPONSE']._serialized_start=907
-  _globals['_WATCHHOMETIMELINERESPONSE']._serialized_end=1104
-  _globals['_WATCHGAP']._serialized_start=1106
-  _globals['_WATCHGAP']._serialized_end=1116
-  _globals['_WATCHHEARTBEAT']._serialized_start=1118
-  _globals['_WATCHHEARTBEAT']._serialized_end=1134
-  _globals['_TIMELINESERVICE']._serialized_start=1137
-  _globals['_TIMELINESERVICE']._serialized_end=1513
+  _globals['_TIMELINESERVICE'].methods_by_name['ListHomeTimeline']._loaded_options = None
+  _globals['_TIMELINESERVICE'].methods_by_name['ListHomeTimeline']._serialized_options = b'\202\323\344\223\002\027\022\025/api/v1/timeline/home'
+  _globals['_LISTHOMETIMELINEREQUEST']._serialized_start=123
+  _globals['_LISTHOMETIMELINEREQUEST']._serialized_end=256
+  _globals['_LISTHOMETIMELINERESPONSE']._serialized_start=258
+  _globals['_LISTHOMETIMELINERESPONSE']._serialized_end=376
+  _globals['_HOMETIMELINEITEM']._serialized_start=379
+  _globals['_HOMETIMELINEITEM']._serialized_end=618
+  _globals['_HOMETIMELINEREFERENCE']._serialized_start=621
+  _globals['_HOMETIMELINEREFERENCE']._serialized_end=749
+  _globals['_AUTHOR']._serialized_start=751
+  _globals['_AUTHOR']._serialized_end=814
+  _globals['_REBUILDHOMETIMELINEREQUEST']._serialized_start=816
+  _globals['_REBUILDHOMETIMELINEREQUEST']._serialized_end=863
+  _globals['_REBUILDHOMETIMELINERESPONSE']._serialized_start=865
+  _globals['_REBUILDHOMETIMELINERESPONSE']._serialized_end=911
+  _globals['_WATCHHOMETIMELINEREQUEST']._serialized_start=913
+  _globals['_WATCHHOMETIMELINEREQUEST']._serialized_end=962
+  _globals['_WATCHHOMETIMELINERESPONSE']._serialized_start=965
+  _globals['_WATCHHOMETIMELINERESPONSE']._serialized_end=1162
+  _globals['_WATCHGAP']._serialized_start=1164
+  _globals['_WATCHGAP']._serialized_end=1174
+  _globals['_WATCHHEARTBEAT']._serialized_start=1176
+  _globals['_WATCHHEARTBEAT']._serialized_end=1192
+  _globals['_TIMELINESERVICE']._serialized_start=1195
+  _globals['_TIMELINESERVICE']._serialized_end=1603
 # @@protoc_insertion_point(module_scope)

@@ -589,6 +589,11 @@ class UpdateTweetRequest(_message.Message):
 
     TWEET_FIELD_NUMBER: _builtins.int
     UPDATE_MASK_FIELD_NUMBER: _builtins.int
+    EXPECTED_VERSION_FIELD_NUMBER: _builtins.int
+    expected_version: _builtins.int
+    """The version to edit, 0: whichever there is. With another one there, and another text than the new one, nothing
+    changes: FAILED_PRECONDITION (VERSION_MISMATCH).
+    """
     @_builtins.property
     def tweet(self) -> Global___Tweet:
         """Required: `tweet_id`, and the new `text`."""
@@ -602,10 +607,11 @@ class UpdateTweetRequest(_message.Message):
         *,
         tweet: Global___Tweet | None = ...,
         update_mask: _field_mask_pb2.FieldMask | None = ...,
+        expected_version: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tweet", b"tweet", "update_mask", b"update_mask"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tweet", b"tweet", "update_mask", b"update_mask"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expected_version", b"expected_version", "tweet", b"tweet", "update_mask", b"update_mask"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
