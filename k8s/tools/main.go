@@ -18,7 +18,6 @@ import (
 	"path/filepath"
 	"strings"
 
-	certmanager "github.com/cert-manager/cert-manager/pkg/apis/certmanager/v1"
 	keda "github.com/kedacore/keda/v2/apis/keda/v1alpha1"
 	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -136,7 +135,7 @@ func build(files filesys.FileSystem, parts []string) ([][]byte, error) {
 func strictDecoder() (func([]byte) error, error) {
 	known := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
-		scheme.AddToScheme, certmanager.AddToScheme, keda.AddToScheme, monitoring.AddToScheme,
+		scheme.AddToScheme, keda.AddToScheme, monitoring.AddToScheme,
 	} {
 		if err := add(known); err != nil {
 			return nil, err
