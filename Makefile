@@ -92,6 +92,10 @@ test-long: $(READY) $(EDGE) ## Run the model test for MODEL_SECONDS (half an hou
 test-backends: $(READY) $(EDGE) ## Run the tests that need Kafka and other backends; starts them itself (needs Java and Maven)
 	@$(BIN)/pytest -m backends $(PYTEST_ARGS)
 
+test-k8s: $(READY) $(EDGE) $(MANIFESTS) ## Run the manifests on a real control plane, built first (half an hour, once; needs openssl)
+	@$(BIN)/python -m k8s.tests.binaries kubernetes
+	@$(BIN)/pytest -m kubernetes tests/k8s $(PYTEST_ARGS)
+
 backends-up: $(READY) ## Start Cassandra, Kafka and a Valkey cluster here, N=3 with three nodes each; says where (needs Java and Maven)
 	@$(BIN)/python -m backends up $(N)
 

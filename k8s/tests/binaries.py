@@ -1,7 +1,8 @@
 """What a real control plane is made of, built once from Go modules into a folder outside the project.
 
-`python -m k8s.tests.binaries` builds what is missing, with a line for each program; a second run does nothing. About
-half an hour of CPU, and 12 GB of Go's own caches. Exit status: 0, or 1 with the line of Go that says what is wrong.
+`python -m k8s.tests.binaries [kubernetes | keda]` builds what is missing of these, or of both, with a line for each
+program; a second run does nothing. Each is about a quarter of an hour of CPU; Go's own caches grow by 12 GB. Exit
+status: 0, or 1 with what Go says is wrong.
 """
 
 import json
@@ -34,21 +35,26 @@ class BuildError(Exception):
     """Go said no; the message is its own."""
 
 
-def there() -> bool:
-    """Whether all of it is built."""
-    return KEDA_CONFIG.is_dir() and all((FOLDER / name).is_file() for name in PROGRAMS)
+def control_plane_is_there() -> bool:
+    """Whether Kubernetes' own programs are built."""
+    return all((FOLDER / name).is_file() for name in _OF_KUBERNETES)
 
 
-def build() -> None:
+def keda_is_there() -> bool:
+    """Whether KEDA is, too."""
+    return KEDA_CONFIG.is_dir() and all((FOLDER / name).is_file() for name in _OF_KEDA)
+
+
+def build(what: Sequence[str] = ("kubernetes", "keda")) -> None:
     """Raises BuildError. May be stopped at any time: what is complete stays."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        for programs, sources in ((_OF_KUBERNETES, _kubernetes), (_OF_KEDA, _keda)):
-            missing = [name for name in programs if not (FOLDER / name).is_file()]
-            if missing or (programs is _OF_KEDA and not KEDA_CONFIG.is_dir()):
-                home = sources(Path(scratch) / missing[0] if missing else Path(scratch))
-                for name in missing:
-                    _build_one(home, name, programs[name])
+    for name in what:
+        programs, sources = {"kubernetes": (_OF_KUBERNETES, _kubernetes), "keda": (_OF_KEDA, _keda)}[name]
+        if missing := [name for name in programs if not (FOLDER / name).is_file()]:
+            with tempfile.TemporaryDirectory() as scratch:
+                home = sources(Path(scratch))
+                for program in missing:
+                    _build_one(home, program, programs[program])
 
 
 def _build_one(home: Path, name: str, package: str) -> None:
@@ -64,7 +70,6 @@ def _build_one(home: Path, name: str, package: str) -> None:
 
 def _kubernetes(home: Path) -> Path:
     """A module that requires Kubernetes, with the staging modules at the release that belongs to it."""
-    home.mkdir(parents=True)
     downloaded = json.loads(_go(home, "mod", "download", "-json", f"k8s.io/kubernetes@v{KUBERNETES}"))
     told = Path(downloaded["GoMod"]).read_text()
     staging = sorted(set(re.findall(r"^\s*(k8s\.io/\S+) v0\.0\.0\s*$", told, re.MULTILINE)))
@@ -84,9 +89,8 @@ def _kubernetes(home: Path) -> Path:
 
 def _keda(home: Path) -> Path:
     """KEDA's module as it is: it builds by its own go.mod and go.sum."""
-    Path(home.parent).mkdir(parents=True, exist_ok=True)
-    downloaded = json.loads(_go(home.parent, "mod", "download", "-json", f"github.com/kedacore/keda/v2@v{KEDA}"))
-    source = home.parent / "source"
+    downloaded = json.loads(_go(home, "mod", "download", "-json", f"github.com/kedacore/keda/v2@v{KEDA}"))
+    source = home / "source"
     shutil.copytree(downloaded["Dir"], source, copy_function=shutil.copyfile)
     for folder in (source, *(path for path in source.rglob("*") if path.is_dir())):
         folder.chmod(0o755)
@@ -107,8 +111,11 @@ def _go(home: Path, *arguments: str) -> str:
 
 
 if __name__ == "__main__":
+    asked = sys.argv[1:] or ["kubernetes", "keda"]
+    if set(asked) - {"kubernetes", "keda"}:
+        sys.exit("usage: python -m k8s.tests.binaries [kubernetes | keda]")
     try:
-        build()
+        build(asked)
     except (BuildError, OSError, subprocess.TimeoutExpired) as error:
         sys.exit(f"binaries: {error}")
     print(f"All is in {FOLDER}")

@@ -190,7 +190,7 @@ def test_productions_placeholders_are_refused(monkeypatch: pytest.MonkeyPatch) -
     for variable, value in environment("overlays-production", container).items():
         monkeypatch.setenv(variable, value)
     with pytest.raises(ValidationError) as refused:
-        TimelineConfig()  # type: ignore[call-arg]
+        TimelineConfig()
     assert {error["loc"][0] for error in refused.value.errors()} == {"auth_secret", "page_token_keys"}
 
 
@@ -276,7 +276,7 @@ def lag_scalers(combination: str) -> dict[str, Object]:
 
 @COMBINATIONS
 def test_workers_scale_on_the_lag_of_the_topics_that_they_take(combination: str) -> None:
-    log = Kafka.at("kafka://127.0.0.1:9092", prefix="", lists_life=None)  # type: ignore[arg-type]
+    log = Kafka.at("kafka://127.0.0.1:9092", prefix="", lists_life=None)
     partitions = {
         topic.name: topic.partitions for topic in (topics.TWEET_FANOUT, topics.FANOUT_TASKS, topics.FANOUT_TASKS_SLOW)
     }
