@@ -14,7 +14,7 @@ EDGE := build/bin/edge
 EDGE_SOURCES := $(shell find edge -name '*.go' -not -name '*_test.go' -o -name 'go.*' -o -name '*.json' -o -name '*.lua')
 MANIFESTS := build/k8s/.built
 MANIFESTS_SOURCES := $(shell find k8s -name '*.yaml' -o -name '*.env' -o -name 'combinations.txt')
-BUILDER := $(shell command -v docker || command -v podman || command -v buildah)
+BUILDER = $(shell docker info >/dev/null 2>&1 && command -v docker || command -v podman || command -v buildah)
 IMAGE_TAG ?= 0.1.0
 SBOM_PYTHON := cyclonedx-bom==7.5.0
 SBOM_GO := github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.9.0
@@ -30,7 +30,7 @@ N ?= 1
 .PHONY: help setup edge run test test-backends test-long backends-up backends-down drill-big-author drill-lag drill-storm drill-failures client image sbom k8s test-k8s check format gen gen-check lock clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Set up the virtual environment
 
@@ -92,9 +92,10 @@ test-long: $(READY) $(EDGE) ## Run the model test for MODEL_SECONDS (half an hou
 test-backends: $(READY) $(EDGE) ## Run the tests that need Kafka and other backends; starts them itself (needs Java and Maven)
 	@$(BIN)/pytest -m backends $(PYTEST_ARGS)
 
-test-k8s: $(READY) $(EDGE) $(MANIFESTS) ## Run the manifests on a real control plane, built first (half an hour, once; needs openssl)
+test-k8s: $(READY) $(EDGE) $(MANIFESTS) ## The manifests on a real control plane, and workers that scale on lag; built first, a quarter of an hour (needs openssl, Java, Maven)
 	@$(BIN)/python -m k8s.tests.binaries kubernetes
 	@$(BIN)/pytest -m kubernetes tests/k8s $(PYTEST_ARGS)
+	@$(BIN)/python -m k8s.tests.scaling
 
 backends-up: $(READY) ## Start Cassandra, Kafka and a Valkey cluster here, N=3 with three nodes each; says where (needs Java and Maven)
 	@$(BIN)/python -m backends up $(N)
