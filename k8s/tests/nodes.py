@@ -120,7 +120,13 @@ class Nodes:
         (container,) = pod["spec"]["containers"]
         address = f"{HOST}:{free_ports(1)[0]}"
         told = {**self._environment(pod["metadata"]["namespace"], container), **self.overrides}
-        told |= {"STARLING_LISTEN": address, "PATH": os.environ["PATH"], "HOSTNAME": pod["metadata"]["name"]}
+        # All pods share this host's ports.
+        told |= {
+            "STARLING_LISTEN": address,
+            "STARLING_METRICS_LISTEN": "",
+            "PATH": os.environ["PATH"],
+            "HOSTNAME": pod["metadata"]["name"],
+        }
         with (self.folder / f"{pod['metadata']['name']}.log").open("ab") as log:
             command = (sys.executable, "-m", *container["args"])
             process = subprocess.Popen(command, env=told, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
