@@ -26,6 +26,8 @@ from k8s.tests import binaries
 
 NAME = "control-plane"
 KUBECONFIG = "admin.kubeconfig"
+METRICS = "lag-metrics"
+"""The Service, in kube-system, behind which external metrics may be served: `pki/metrics.crt` is its certificate."""
 _FOLDER = Path(__file__).resolve().parents[2] / "build" / NAME
 _START_SECONDS_MAX = 120.0
 _COMMAND_SECONDS_MAX = 60.0
@@ -100,6 +102,7 @@ def _certificates(folder: Path) -> None:
     _signed(folder, "api", "kube-apiserver", "starling", f"subjectAltName=DNS:localhost,IP:{HOST},IP:10.96.0.1\n")
     # The one whom the API server is, towards what is aggregated with it.
     _signed(folder, "proxy", "front-proxy-client", "starling")
+    _signed(folder, "metrics", METRICS, "starling", f"subjectAltName=DNS:{METRICS}.kube-system.svc\n")
     for caller, (name, group) in _CALLERS.items():
         _signed(folder, caller, name, group)
     _openssl(folder, "genrsa", "-out", "accounts.key", "2048")

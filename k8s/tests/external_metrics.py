@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from backends.servers import HOST
+from k8s.tests.control_plane import METRICS
 
 _GROUP, _VERSION = "external.metrics.k8s.io", "external.metrics.k8s.io/v1beta1"
 METRIC = "kafka_consumergroup_lag"
@@ -81,7 +82,7 @@ class LagMetrics:
 
 def registration(port: int, authority: bytes) -> list[dict[str, Any]]:
     """What makes the API server ask there. `authority`: base64 of its certificate."""
-    service = {"name": "lag-metrics", "namespace": "kube-system"}
+    service = {"name": METRICS, "namespace": "kube-system"}
     return [
         {
             "apiVersion": "v1",

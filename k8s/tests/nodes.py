@@ -90,16 +90,24 @@ class Nodes:
     def step(self) -> None:
         """One look at all pods."""
         for pod in self.api.items("/api/v1/pods"):
-            path, metadata = _path(pod), pod["metadata"]
-            if "deletionTimestamp" in metadata:
-                if self._ended(metadata["uid"], metadata["deletionGracePeriodSeconds"]):
-                    self.api.call("DELETE", path, {"gracePeriodSeconds": 0})
-            elif pod["spec"].get("nodeName"):
-                if metadata["labels"].get(_NAME) in self.real:
-                    self._run(pod)
-                elif pod["status"]["phase"] == "Pending":
-                    self._addresses += 1
-                    self._is_ready(pod, f"10.244.{self._addresses >> 8}.{self._addresses & 255}")
+            try:
+                self._look_at(pod)
+            except requests.HTTPError as error:
+                # It changed, or went, since it was looked at: the next look will see.
+                if error.response.status_code not in {404, 409}:
+                    raise
+
+    def _look_at(self, pod: Object) -> None:
+        metadata = pod["metadata"]
+        if "deletionTimestamp" in metadata:
+            if self._ended(metadata["uid"], metadata["deletionGracePeriodSeconds"]):
+                self.api.call("DELETE", _path(pod), {"gracePeriodSeconds": 0})
+        elif pod["spec"].get("nodeName"):
+            if metadata["labels"].get(_NAME) in self.real:
+                self._run(pod)
+            elif pod["status"]["phase"] == "Pending":
+                self._addresses += 1
+                self._is_ready(pod, f"10.244.{self._addresses >> 8}.{self._addresses & 255}")
 
     def close(self) -> None:
         """Kill what still runs."""

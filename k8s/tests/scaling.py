@@ -43,6 +43,7 @@ from launcher import plan
 from launcher.config import LauncherConfig
 from launcher.data_folder import DataFolder, Mesh
 from launcher.valkey_server import find_valkey_server
+from mesh.errors import UnavailableError
 from mesh.eventlog.kafka import Kafka, KafkaLagReader
 from mesh.eventlog.topics import FANOUT_TASKS, FANOUT_TASKS_SLOW, FANOUT_WORKERS, TWEET_FANOUT
 
@@ -98,8 +99,12 @@ class Workers:
         while True:
             await asyncio.to_thread(self._nodes.step)
             lag = dict.fromkeys((topic.name for topic in _TOPICS), 0)
-            for one in await self._log.lag():
-                lag[one.topic] += one.messages
+            try:
+                for one in await self._log.lag():
+                    lag[one.topic] += one.messages
+            except UnavailableError as error:
+                click.echo(f"the lag isn't known now: {error}", err=True)
+                continue
             self._metrics.tell(lag)
             told = await asyncio.to_thread(self._nodes.api.call, "GET", _DEPLOYMENT)
             ready = int(told["status"].get("readyReplicas", 0))
@@ -157,11 +162,11 @@ async def everything(seed: int) -> AsyncIterator[tuple[Crowd, Workers]]:
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="k8s-", dir=BUILD)))
         click.echo("starting Kafka, the services and a control plane", err=True)
-        log = await asyncio.to_thread(kafka.start, folder / "kafka", 1, bound=True)
+        log = kafka.start(folder / "kafka", 1, bound=True)
         stack.callback(log.stop)
         data = DataFolder(folder / "data")
         made = await _services(stack, data, folder, log.environment)
-        plane = await asyncio.to_thread(control_plane.start, folder / "plane", bound=True)
+        plane = control_plane.start(folder / "plane", bound=True)
         stack.callback(plane.stop)
         overrides = {
             name: made.tweet.environment[name]
@@ -222,7 +227,7 @@ async def _services(stack: AsyncExitStack, data: DataFolder, folder: Path, log: 
 def _metrics(stack: AsyncExitStack, plane: Cluster) -> LagMetrics:
     (port,) = free_ports(1)
     pki = plane.folder / "pki"
-    metrics = LagMetrics(pki / "api.crt", pki / "api.key", port)
+    metrics = LagMetrics(pki / "metrics.crt", pki / "metrics.key", port)
     stack.callback(metrics.close)
     objects = registration(port, base64.b64encode((pki / "ca.crt").read_bytes()))
     control_plane.kubectl(
