@@ -117,6 +117,7 @@ drill-storm: $(READY) $(EDGE) ## One tweet is retweeted 20,000 times in a minute
 
 client: $(READY) ## Build the Python client's wheel into dist/
 	@$(BIN)/pip wheel --disable-pip-version-check --quiet --no-deps --no-build-isolation --wheel-dir dist clients/python
+	@rm -rf clients/python/build clients/python/*.egg-info
 
 image: ## Build the two images, starling and starling-edge (needs docker, podman or buildah; IMAGE_ARGS='--build-arg …')
 	@test -n "$(BUILDER)" || { echo "A builder is missing: docker, podman or buildah (on Debian: apt-get install buildah)"; exit 1; }
@@ -140,7 +141,7 @@ check: $(READY) $(EDGE) $(MANIFESTS) gen-check ## Formatting, lint, types, proto
 	@rm -rf build/base && mkdir -p build/base/build && git archive $(BASE) protos | tar -x -C build/base
 	@rm -f build/base/protos/buf.yaml && cp buf.yaml build/base && cp -r build/googleapis build/base/build
 	@$(BIN)/buf breaking --against build/base
-	@test -z "$$(cd edge && $(dir $(GO))gofmt -l *.go | tee /dev/stderr)"
+	@test -z "$$(cd edge && $$($(GO) env GOROOT)/bin/gofmt -l *.go | tee /dev/stderr)"
 	@cd edge && $(GO) vet . && $(GO) test .
 	@test -z "$$($(dir $(GO))gofmt -l k8s/tools | tee /dev/stderr)"
 	@$(BIN)/pytest -q tests/unit/test_tidy.py tests/k8s
@@ -169,4 +170,4 @@ lock: $(READY) ## Pin the newest versions that pyproject.toml allows
 		--no-emit-trusted-host --output-file requirements.lock pyproject.toml
 
 clean: ## Remove what was set up and built (not the data)
-	@rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -153,7 +153,7 @@ func TestOnlyGoodTokensOfTheProviderAreTaken(t *testing.T) {
 		{"without an audience", with(jwt.MapClaims{"aud": nil}), "TOKEN_INVALID"},
 		{"of nobody", with(jwt.MapClaims{"sub": nil}), "TOKEN_INVALID"},
 		{"of user 0", with(jwt.MapClaims{"sub": "0"}), "TOKEN_INVALID"},
-		{"of a service", with(jwt.MapClaims{"sub": "service:tweet_svc"}), "TOKEN_INVALID"},
+		{"of a service", with(jwt.MapClaims{"sub": "service:5"}), "TOKEN_INVALID"},
 		{"of whom calls itself operator", with(jwt.MapClaims{"sub": "operator"}), "TOKEN_INVALID"},
 		{"alg none", sign(t, jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, "one", claims(nil)), "TOKEN_INVALID"},
 		{"alg HS256 with the public key", sign(t, jwt.SigningMethodHS256, pem, "one", claims(nil)), "TOKEN_INVALID"},
@@ -213,7 +213,7 @@ func TestDevelopmentTakesTheMeshsOwnTokens(t *testing.T) {
 	for _, c := range []struct{ name, token, want string }{
 		{"a user", sign(t, jwt.SigningMethodHS256, []byte(secret), "", claims(mesh)), "user:42"},
 		{"the operator", sign(t, jwt.SigningMethodHS256, []byte(secret), "", claims(jwt.MapClaims{"iss": "starling", "aud": "starling", "sub": "operator"})), "operator"},
-		{"a service", sign(t, jwt.SigningMethodHS256, []byte(secret), "", claims(jwt.MapClaims{"iss": "starling", "aud": "starling", "sub": "service:x"})), "TOKEN_INVALID"},
+		{"a service", sign(t, jwt.SigningMethodHS256, []byte(secret), "", claims(jwt.MapClaims{"iss": "starling", "aud": "starling", "sub": "service:5"})), "TOKEN_INVALID"},
 		{"another secret", sign(t, jwt.SigningMethodHS256, []byte(secret+"!"), "", claims(mesh)), "TOKEN_INVALID"},
 		{"alg none", sign(t, jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, "", claims(mesh)), "TOKEN_INVALID"},
 		{"alg HS512", sign(t, jwt.SigningMethodHS512, []byte(secret), "", claims(mesh)), "TOKEN_INVALID"},

@@ -46,6 +46,7 @@ func connect(target string) (*grpc.ClientConn, error) {
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(messageBytes)),
 		grpc.WithNoProxy(),
+		grpc.WithIdleTimeout(0), // An idle connection would count as none in /readyz.
 	)
 }
 
@@ -88,7 +89,7 @@ func (o *outages) retrying(
 		}
 		select {
 		case <-ctx.Done():
-			return err
+			return status.FromContextError(ctx.Err()).Err()
 		case <-time.After(delay):
 		}
 		delay = min(2*delay, retryMost)

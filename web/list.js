@@ -146,12 +146,19 @@ export class CardList {
 
   /** Which of these I like and have retweeted. */
   async engaged(ids) {
-    const wanted = new Set(ids);
-    const { liked, retweeted } = await engagements([...wanted].slice(0, REFRESH_MAX)).catch(() => ({}));
-    if (!liked) return;
+    const [wanted, asked] = [[...new Set(ids)], performance.now()];
+    for (let start = 0; start < wanted.length; start += REFRESH_MAX) {
+      const some = wanted.slice(start, start + REFRESH_MAX);
+      const { liked, retweeted } = await engagements(some).catch(() => ({}));
+      if (liked) this.engage(new Set(some), liked, retweeted, asked);
+    }
+  }
+
+  engage(ids, liked, retweeted, asked) {
     for (const view of this.views.values()) {
       const id = view.item.tweet.tweetId;
-      if (!wanted.has(id) || (view.liked === liked.has(id) && view.retweeted === retweeted.has(id))) continue;
+      if (view.changedAt > asked) continue; // the answer may be older than what was done here
+      if (!ids.has(id) || (view.liked === liked.has(id) && view.retweeted === retweeted.has(id))) continue;
       view.liked = liked.has(id);
       view.retweeted = retweeted.has(id);
       draw(view);

@@ -102,6 +102,7 @@ export class Live {
       query.cursor = reply.nextCursor;
       if (!query.cursor) return this.take(came);
     }
+    this.newest = newest(this.newest, ...came.map((item) => item.itemId)); // the home's own pages bring them
     this.onTooMany();
   }
 

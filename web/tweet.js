@@ -11,7 +11,7 @@ import { pieces } from "./text.js";
  */
 export function card(item, { main = false, sending = false } = {}) {
   const element = h("article.tweet", { tabIndex: 0, "data-id": item.itemId, "data-tweet": item.tweet.tweetId });
-  const view = { element, item, liked: false, retweeted: false, main };
+  const view = { element, item, liked: false, retweeted: false, changedAt: 0, main };
   element.classList.toggle("main", main);
   const opens = !main && !sending;
   element.addEventListener("click", (event) => {
@@ -175,6 +175,7 @@ export function guarded(run) {
 
 /** Changes what is seen at once, and back if the server refuses. */
 async function change(view, apply, request) {
+  view.changedAt = Infinity;
   apply(true);
   draw(view);
   try {
@@ -183,6 +184,8 @@ async function change(view, apply, request) {
     apply(false);
     draw(view);
     throw error;
+  } finally {
+    view.changedAt = performance.now();
   }
 }
 

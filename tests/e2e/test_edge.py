@@ -3,8 +3,12 @@
 import concurrent.futures
 import gzip
 import json
+import signal
+import subprocess
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +16,11 @@ import jwt
 import pytest
 import requests
 
+from backends.servers import Cluster
+from launcher.plan import EDGE_BINARY
 from mesh import principals
 from mesh.principals import OPERATOR
-from tests.e2e.conftest import RunningMesh
+from tests.e2e.conftest import START_SECONDS, STOP_SECONDS, RunningMesh
 from tests.e2e.rest import API, Rest, as_, new_user, problem
 from tests.waiting import eventually
 
@@ -365,3 +371,69 @@ def test_limits_are_each_users_and_each_addresss(tmp_path: Path) -> None:
         assert mesh.stop() == 0
     finally:
         mesh.destroy()
+
+
+@contextmanager
+def another_edge(mesh: RunningMesh, folder: Path, **environment: str) -> Iterator[str]:
+    """One more edge of a mesh, beside the launcher's: its URL."""
+    address, running = folder / f"address-{uuid.uuid4()}", mesh.mesh
+    edge = subprocess.Popen(
+        [EDGE_BINARY],
+        env={
+            "STARLING_ADDRESS_FILE": str(address),
+            "STARLING_AUTH_SECRET": mesh.folder.read_secrets().auth_secret,
+            "STARLING_GRAPH_TARGET": running.graph,
+            "STARLING_TWEET_TARGET": running.tweet,
+            "STARLING_TIMELINE_TARGET": running.timeline,
+            "STARLING_FANOUT_TARGETS": ",".join(running.fanout.values()),
+            **environment,
+        },
+    )
+    try:
+        end = time.monotonic() + START_SECONDS
+        while not address.exists() or not address.read_text():
+            with suppress(subprocess.TimeoutExpired):
+                edge.wait(0.05)
+            assert edge.returncode is None
+            assert time.monotonic() < end
+        yield f"http://{address.read_text()}"
+        edge.terminate()
+        assert edge.wait(STOP_SECONDS) == 0
+    finally:
+        edge.kill()
+
+
+async def test_too_many_calls_at_once_are_refused_at_once(
+    mesh: RunningMesh, person: tuple[Rest, str], tmp_path: Path
+) -> None:
+    options = {"STARLING_EDGE_CALLS_MAX": "1", "STARLING_VALKEY_URL": mesh.mesh.valkey_url}
+    with another_edge(mesh, tmp_path, **options) as base, concurrent.futures.ThreadPoolExecutor() as threads:
+        client = Rest(base, person[0].token)
+        mesh.kill("tweet_svc", signal.SIGSTOP)
+        try:
+            deadline = {"Grpc-Timeout": "3S"}
+            calls = [
+                threads.submit(Rest(base, client.token).call, "GET", "/tweets/1", headers=deadline) for _ in range(3)
+            ]
+            answers = sorted((call.result() for call in calls), key=lambda answer: answer.status_code)
+            for refused in answers[:2]:
+                problem(refused, 503, "OVERLOADED")
+            problem(answers[2], 504, "DEADLINE_EXCEEDED")
+        finally:
+            mesh.kill("tweet_svc", signal.SIGCONT)
+        assert client.call("GET", "/me").status_code == 200
+
+
+def test_edges_keep_one_limit_in_a_cluster_of_valkey(
+    mesh: RunningMesh, valkey_cluster: Cluster, tmp_path: Path
+) -> None:
+    options = {
+        **valkey_cluster.environment,
+        "STARLING_EDGE_USER_PER_SECOND": "1",
+        "STARLING_EDGE_USER_BURST": "6",
+    }
+    with another_edge(mesh, tmp_path, **options) as one, another_edge(mesh, tmp_path, **options) as other:
+        for user_id in (5, 6, 7):  # Their buckets are on different nodes, as it comes.
+            token = as_(mesh.folder, principals.user(user_id)).token
+            answers = [Rest(base, token).call("GET", "/tweets/1") for base in (one, other) * 4]
+            assert [answer.status_code for answer in answers] == [404] * 6 + [429] * 2

@@ -128,6 +128,27 @@ def choose(page: Page, card: Locator, action: str, entry: str) -> None:
     page.get_by_role("dialog").get_by_role("button", name=entry).click()
 
 
+def scroll_to_the_end(page: Page, meanwhile: Callable[[int], object] = lambda step: None) -> None:
+    for step in range(SCROLLS_MAX):
+        meanwhile(step)
+        shown = cards(page).count()
+        page.mouse.wheel(0, 20_000)
+        page.wait_for_function(
+            "shown => document.querySelectorAll('.cards .tweet').length > shown || document.querySelector('.all')",
+            arg=shown,
+        )
+        if page.get_by_text("That is all.").is_visible():
+            return
+    raise AssertionError("the timeline doesn't end")
+
+
+def post_many(authors: list[Person], count: int) -> list[int]:
+    """Tweets by several people at once; their ids, newest first."""
+    with ThreadPoolExecutor(8) as pool:
+        posted = pool.map(lambda number: authors[number % len(authors)].calls.post(f"Number {number}"), range(count))
+        return sorted((one.tweet.tweet_id for one in posted), reverse=True)
+
+
 def is_live(page: Page) -> None:
     expect(page.locator(".live")).to_have_text("Live")
 
@@ -160,28 +181,36 @@ def test_a_thousand_tweets_scroll_by_without_a_repeat_or_a_hole(stage: Stage) ->
     authors = [stage.person(f"author{number}") for number in range(3)]
     for author in authors:
         reader.follow(author)
-    with ThreadPoolExecutor(8) as pool:
-        posted = pool.map(lambda number: authors[number % 3].calls.post(f"Number {number}"), range(TWEETS))
-        tweet_ids = sorted((one.tweet.tweet_id for one in posted), reverse=True)
+    tweet_ids = post_many(authors, TWEETS)
     page = stage.signed_in(reader)
     is_live(page)
-    end = page.get_by_text("That is all.")
     late: list[int] = []
-    for step in range(SCROLLS_MAX):
+
+    def meanwhile(step: int) -> None:
         if step in (3, 7):
             late.append(authors[0].calls.post(f"Meanwhile, {step}").tweet.tweet_id)
-        shown = cards(page).count()
-        page.mouse.wheel(0, 20_000)
-        page.wait_for_function(
-            "shown => document.querySelectorAll('.cards .tweet').length > shown || document.querySelector('.all')",
-            arg=shown,
-        )
-        if end.is_visible():
-            break
+
+    scroll_to_the_end(page, meanwhile)
     assert ids(page) == [str(one) for one in tweet_ids]
     page.get_by_role("button", name="2 new tweets").click()
     expect(cards(page)).to_have_count(TWEETS + 2)
     assert ids(page) == [str(one) for one in (*reversed(late), *tweet_ids)] == reader.home_ids()
+
+
+def test_after_a_long_absence_the_home_is_read_anew(stage: Stage) -> None:
+    reader, author = stage.person("reader"), stage.person("author")
+    reader.follow(author)
+    old = author.calls.post("Known before").tweet.tweet_id
+    page = stage.signed_in(reader)
+    is_live(page)
+    page.context.set_offline(True)
+    expect(page.get_by_text("You are offline")).to_be_visible()
+    tweet_ids = post_many([author], 600)
+    page.context.set_offline(False)
+    page.get_by_role("button", name="Many new tweets").click()
+    expect(cards(page).first).to_have_attribute("data-id", str(tweet_ids[0]))
+    scroll_to_the_end(page)
+    assert ids(page) == [str(one) for one in (*tweet_ids, old)]
 
 
 def test_an_edit_its_history_a_deletion_and_a_block_are_seen(stage: Stage) -> None:
