@@ -89,6 +89,11 @@ class Workers:
         self._plane, self._nodes, self._metrics, self._log = plane, nodes, metrics, log
         self._began = time.monotonic()
 
+    @property
+    def exits(self) -> list[int]:
+        """The statuses of those that have ended."""
+        return [*self._nodes.exits.values()]
+
     def begin(self) -> None:
         """The burst's time is 0 now."""
         self._began = time.monotonic()
@@ -149,6 +154,7 @@ async def run(crowd: Crowd, workers: Workers) -> None:
     checks.at_least("greatest lag, messages", 100, max(sum(look.lag.values()) for look in looks))
     checks.at_least("workers that were ready at once", LEAST + 1, max(look.ready for look in looks))
     checks.equal("workers afterwards", LEAST, looks[-1].ready)
+    checks.equal("workers that ended otherwise than in order", 0, sum(map(bool, workers.exits)))
     exact = await crowd.exact_walks(crowd.chance.sample(readers, WALKS))
     checks.equal("sampled home timelines that are exact", WALKS, exact)
 
