@@ -327,6 +327,7 @@ async def _all_copies_gone(drills: Drills, faults: Faults) -> Figures:
     figures = await drills.under_load("all copies of Cassandra's data are gone", fault, reads_may_fail=True)
     strange = sum(count for code, count in (figures.read_errors + seen).items() if code not in {"OK", "UNAVAILABLE"})
     figures.others["answers that are neither right nor UNAVAILABLE"] = (0, strange)
+    figures.others["cached tweets that were refused"] = (0, seen["UNAVAILABLE"])
     return figures
 
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"slices"
@@ -26,6 +27,7 @@ const (
 	bearerProtocol = "bearer."
 	decideWithin   = 300 * time.Millisecond // so long a refusal may still become a status
 	writeWithin    = 10 * time.Second       // a client that takes nothing for so long has vanished
+	unreadBytesMax = 64 << 10               // the kernel would keep megabytes for a client that doesn't read
 	silenceMax     = 10 * time.Second       // timeline_svc sends something every 3 s
 	eventsWaiting  = 16
 	seenMax        = 2_000
@@ -47,6 +49,8 @@ type sink interface {
 	// close ends it, with a problem unless the client went.
 	close(*problem)
 }
+
+type connectionKey struct{}
 
 // stream serves a home timeline as it changes, as server-sent events or over a WebSocket.
 func (e *edge) stream(w http.ResponseWriter, r *http.Request, with traced) {
@@ -75,6 +79,9 @@ func (e *edge) stream(w http.ResponseWriter, r *http.Request, with traced) {
 	if refused != nil {
 		refused.send(w)
 		return
+	}
+	if conn, ok := r.Context().Value(connectionKey{}).(*net.TCPConn); ok {
+		_ = conn.SetWriteBuffer(unreadBytesMax)
 	}
 	ctx, cancel := context.WithDeadline(r.Context(), who.expires)
 	defer cancel()

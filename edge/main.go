@@ -119,8 +119,11 @@ func listen(c config) (net.Listener, error) {
 func serve(ctx context.Context, e *edge, listener net.Listener) int {
 	open := &openConnections{idleSince: map[net.Conn]time.Time{}}
 	server := &http.Server{
-		Handler:           e,
-		ConnState:         open.note,
+		Handler:   e,
+		ConnState: open.note,
+		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+			return context.WithValue(ctx, connectionKey{}, conn)
+		},
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       30 * time.Second,
 		WriteTimeout:      e.config.timeout + 30*time.Second,

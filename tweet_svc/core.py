@@ -120,7 +120,7 @@ def to_message(tweet: StoredTweet) -> tweet_pb2.Tweet:
     return message
 
 
-def referred_to(tweets: Iterable[StoredTweet]) -> list[int]:
+def referred_to(tweets: Iterable[StoredTweet | tweet_pb2.Tweet]) -> list[int]:
     """The tweets that these answer, quote or retweet, each once."""
     ids = (i for t in tweets for i in (t.in_reply_to_tweet_id, t.quoted_tweet_id, t.retweeted_tweet_id) if i)
     return list(dict.fromkeys(ids))

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from mesh import checks, failpoints, principals
-from mesh.caches.bodies import Bodies
+from mesh.caches.bodies import Bodies, Body
 from mesh.caches.counts import Tally
 from mesh.clock import Clock
 from mesh.errors import (
@@ -197,8 +197,11 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
 
     async def GetTweet(self, request: tweet_pb2.GetTweetRequest, context: Any) -> tweet_pb2.GetTweetResponse:
         """See the proto."""
-        tweet = await self._visible(checks.required_id("tweet_id", request.tweet_id))
-        response = tweet_pb2.GetTweetResponse(tweet=core.to_message(tweet), references=await self._references([tweet]))
+        tweet_id = checks.required_id("tweet_id", request.tweet_id)
+        tweets, references = await self._shown([tweet_id])
+        if not tweets:
+            raise _no_such_tweet(tweet_id)
+        response = tweet_pb2.GetTweetResponse(tweet=tweets[0], references=references)
         await self._complete([response.tweet], response.references)
         return response
 
@@ -206,13 +209,31 @@ class TweetService(tweet_pb2_grpc.TweetServiceServicer):
         self, request: tweet_pb2.BatchGetTweetsRequest, context: Any
     ) -> tweet_pb2.BatchGetTweetsResponse:
         """See the proto."""
-        found = await self._store.tweets(checks.batch("tweet_ids", request.tweet_ids, _BATCH_MAX))
-        visible = [tweet for tweet in found if not tweet.deleted]
-        response = tweet_pb2.BatchGetTweetsResponse(
-            tweets=map(core.to_message, visible), references=await self._references(visible)
-        )
+        tweets, references = await self._shown(checks.batch("tweet_ids", request.tweet_ids, _BATCH_MAX))
+        response = tweet_pb2.BatchGetTweetsResponse(tweets=tweets, references=references)
         await self._complete(response.tweets, response.references)
         return response
+
+    async def _shown(
+        self, tweet_ids: Sequence[int]
+    ) -> tuple[Sequence[tweet_pb2.Tweet], Sequence[tweet_pb2.TweetReference]]:
+        """The visible ones of these, and what they answer, quote or retweet. From the cache while the store is away, if
+        all is there: deletions and edits are in it before they are acknowledged."""
+        try:
+            found = await self._store.tweets(tweet_ids)
+            visible = [tweet for tweet in found if not tweet.deleted]
+            return [core.to_message(tweet) for tweet in visible], await self._references(visible)
+        except UnavailableError as error:
+            tweets = [body for body in (await self._cached(tweet_ids, error)).values() if body]
+            beside = await self._cached(core.referred_to(tweets), error)
+            return tweets, [tweet_pb2.TweetReference(tweet_id=i, tweet=body) for i, body in beside.items()]
+
+    async def _cached(self, tweet_ids: Sequence[int], error: UnavailableError) -> dict[int, Body]:
+        """All of these, or the error."""
+        bodies = await self._bodies.get(tweet_ids)
+        if len(bodies) < len(tweet_ids):
+            raise error
+        return bodies
 
     async def _references(self, tweets: Sequence[StoredTweet]) -> list[tweet_pb2.TweetReference]:
         """What visible tweets answer, quote or retweet."""

@@ -13,6 +13,7 @@ from fanout_svc import core as fanout
 from mesh.caches.bodies import Bodies
 from mesh.caches.counts import Shard
 from mesh.channels import reason_of
+from mesh.errors import UnavailableError
 from mesh.eventlog.port import LogFullError, Producer
 from mesh.eventlog.topics import FANOUT_TASKS_SLOW, TWEET_FANOUT
 from mesh.principals import service
@@ -545,3 +546,29 @@ async def test_whoever_is_not_registered_does_nothing_with_tweets(mesh: Mesh) ->
             await act(12_345, tweet.tweet_id)
         assert reason_of(refused.value) == "USER_NOT_FOUND"
     assert await counts_of(mesh, author, tweet.tweet_id) == (0, 0, 0, 0)
+
+
+async def test_cached_tweets_are_shown_while_their_store_is_away_and_others_refused(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (author,) = await people(mesh, 1)
+    first, gone = [await mesh.post(author, text) for text in ("first", "gone")]
+    quote = await mesh.post(author, "look", quoted_tweet_id=first.tweet_id)
+    about_gone = await mesh.post(author, "look at that", quoted_tweet_id=gone.tweet_id)
+    await mesh.delete(author, gone.tweet_id)
+
+    async def away(_: Sequence[int]) -> Any:
+        raise UnavailableError("away", reason="STORE_UNAVAILABLE")
+
+    def get(tweet_id: int) -> Any:
+        return mesh.tweets.GetTweet(t.GetTweetRequest(tweet_id=tweet_id), **mesh.as_(author))
+
+    ids = [quote.tweet_id, about_gone.tweet_id, gone.tweet_id]
+    batch = t.BatchGetTweetsRequest(tweet_ids=ids)
+    usual = [await get(ids[0]), await get(ids[1]), await mesh.tweets.BatchGetTweets(batch, **mesh.as_(author))]
+    monkeypatch.setattr(mesh.tweet_store, "tweets", away)
+    assert [await get(ids[0]), await get(ids[1]), await mesh.tweets.BatchGetTweets(batch, **mesh.as_(author))] == usual
+    assert await refused(get(gone.tweet_id)) == (NOT_FOUND, "TWEET_NOT_FOUND")
+    assert await refused(get(12_345)) == (grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE"), "it may be there"
+    await mesh.valkey.call("DEL", f"{mesh.valkey.key_prefix}tweet:{first.tweet_id}")
+    assert await refused(get(quote.tweet_id)) == (grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE")

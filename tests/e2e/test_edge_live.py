@@ -191,10 +191,28 @@ async def test_clients_that_vanish_leave_their_places(pair: tuple[Rest, Rest]) -
         await eventually(has_room)
 
 
+async def test_clients_that_take_nothing_are_cut_off(pair: tuple[Rest, Rest]) -> None:
+    author, reader = pair
+    sockets = [vanishing(reader) for _ in range(OF_ONE_USER)]
+    for n in range(200):
+        author.ok("POST", "/tweets", {"text": f"{n:3d}" + "故" * 138})
+
+    def has_room() -> bool:
+        events = Events(reader)
+        events.close()
+        return events.answer.status_code == 200
+
+    await eventually(has_room, 30)  # They have 10 s.
+    for one in sockets:
+        one.close()
+
+
 def vanishing(reader: Rest) -> socket.socket:
     """A stream whose client reads no more than that it was begun, and will be gone without a word."""
     host, _, port = reader.base.removeprefix("http://").partition(":")
-    client = socket.create_connection((host, int(port)))
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1_024)
+    client.connect((host, int(port)))
     head = f"GET {API}{STREAM} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {reader.token}\r\n\r\n"
     client.sendall(head.encode())
     assert client.recv(12) == b"HTTP/1.1 200"

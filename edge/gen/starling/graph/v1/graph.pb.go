@@ -1320,9 +1320,12 @@ func (x *GetViewerContextResponse) GetMutedIds() []uint64 {
 type GetAuthorModeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Required.
-	AuthorId      uint64 `protobuf:"varint,1,opt,name=author_id,json=authorId,proto3" json:"author_id,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	AuthorId uint64 `protobuf:"varint,1,opt,name=author_id,json=authorId,proto3" json:"author_id,omitempty"`
+	// Also the followers, where they are fewer than so many and in one bucket, and the author isn't in PULL; at most
+	// 4,096 count. 0: the mode only.
+	FollowersBelow uint32 `protobuf:"varint,2,opt,name=followers_below,json=followersBelow,proto3" json:"followers_below,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GetAuthorModeRequest) Reset() {
@@ -1362,6 +1365,13 @@ func (x *GetAuthorModeRequest) GetAuthorId() uint64 {
 	return 0
 }
 
+func (x *GetAuthorModeRequest) GetFollowersBelow() uint32 {
+	if x != nil {
+		return x.FollowersBelow
+	}
+	return 0
+}
+
 // An author's mode now.
 type GetAuthorModeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1374,7 +1384,9 @@ type GetAuthorModeResponse struct {
 	// Buckets of followers, at least 1; never falls.
 	BucketCount uint32 `protobuf:"varint,4,opt,name=bucket_count,json=bucketCount,proto3" json:"bucket_count,omitempty"`
 	// Fan-out is behind: bucket tasks of this author go to the slow topic.
-	Slow          bool `protobuf:"varint,5,opt,name=slow,proto3" json:"slow,omitempty"`
+	Slow bool `protobuf:"varint,5,opt,name=slow,proto3" json:"slow,omitempty"`
+	// All of them, as of after the mode; absent where StreamFollowers must be asked.
+	Followers     *AuthorFollowers `protobuf:"bytes,6,opt,name=followers,proto3" json:"followers,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1444,6 +1456,59 @@ func (x *GetAuthorModeResponse) GetSlow() bool {
 	return false
 }
 
+func (x *GetAuthorModeResponse) GetFollowers() *AuthorFollowers {
+	if x != nil {
+		return x.Followers
+	}
+	return nil
+}
+
+// All followers of an author who has few.
+type AuthorFollowers struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In no promised order.
+	FollowerIds   []uint64 `protobuf:"fixed64,1,rep,packed,name=follower_ids,json=followerIds,proto3" json:"follower_ids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuthorFollowers) Reset() {
+	*x = AuthorFollowers{}
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuthorFollowers) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuthorFollowers) ProtoMessage() {}
+
+func (x *AuthorFollowers) ProtoReflect() protoreflect.Message {
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuthorFollowers.ProtoReflect.Descriptor instead.
+func (*AuthorFollowers) Descriptor() ([]byte, []int) {
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *AuthorFollowers) GetFollowerIds() []uint64 {
+	if x != nil {
+		return x.FollowerIds
+	}
+	return nil
+}
+
 // A bucket that has been mended.
 type CompleteDrainRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1459,7 +1524,7 @@ type CompleteDrainRequest struct {
 
 func (x *CompleteDrainRequest) Reset() {
 	*x = CompleteDrainRequest{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[24]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1471,7 +1536,7 @@ func (x *CompleteDrainRequest) String() string {
 func (*CompleteDrainRequest) ProtoMessage() {}
 
 func (x *CompleteDrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[24]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1484,7 +1549,7 @@ func (x *CompleteDrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteDrainRequest.ProtoReflect.Descriptor instead.
 func (*CompleteDrainRequest) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{24}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *CompleteDrainRequest) GetAuthorId() uint64 {
@@ -1519,7 +1584,7 @@ type CompleteDrainResponse struct {
 
 func (x *CompleteDrainResponse) Reset() {
 	*x = CompleteDrainResponse{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[25]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1531,7 +1596,7 @@ func (x *CompleteDrainResponse) String() string {
 func (*CompleteDrainResponse) ProtoMessage() {}
 
 func (x *CompleteDrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[25]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1544,7 +1609,7 @@ func (x *CompleteDrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteDrainResponse.ProtoReflect.Descriptor instead.
 func (*CompleteDrainResponse) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{25}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CompleteDrainResponse) GetCompleted() bool {
@@ -1563,7 +1628,7 @@ type WatchPullAuthorsRequest struct {
 
 func (x *WatchPullAuthorsRequest) Reset() {
 	*x = WatchPullAuthorsRequest{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[26]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1575,7 +1640,7 @@ func (x *WatchPullAuthorsRequest) String() string {
 func (*WatchPullAuthorsRequest) ProtoMessage() {}
 
 func (x *WatchPullAuthorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[26]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1588,7 +1653,7 @@ func (x *WatchPullAuthorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchPullAuthorsRequest.ProtoReflect.Descriptor instead.
 func (*WatchPullAuthorsRequest) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{26}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{27}
 }
 
 // A part of the snapshot, a change, or a heartbeat.
@@ -1609,7 +1674,7 @@ type WatchPullAuthorsResponse struct {
 
 func (x *WatchPullAuthorsResponse) Reset() {
 	*x = WatchPullAuthorsResponse{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[27]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1621,7 +1686,7 @@ func (x *WatchPullAuthorsResponse) String() string {
 func (*WatchPullAuthorsResponse) ProtoMessage() {}
 
 func (x *WatchPullAuthorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[27]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1634,7 +1699,7 @@ func (x *WatchPullAuthorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchPullAuthorsResponse.ProtoReflect.Descriptor instead.
 func (*WatchPullAuthorsResponse) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{27}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WatchPullAuthorsResponse) GetAsOfMs() int64 {
@@ -1700,7 +1765,7 @@ type PullAuthorsSnapshot struct {
 
 func (x *PullAuthorsSnapshot) Reset() {
 	*x = PullAuthorsSnapshot{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[28]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1712,7 +1777,7 @@ func (x *PullAuthorsSnapshot) String() string {
 func (*PullAuthorsSnapshot) ProtoMessage() {}
 
 func (x *PullAuthorsSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[28]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1725,7 +1790,7 @@ func (x *PullAuthorsSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullAuthorsSnapshot.ProtoReflect.Descriptor instead.
 func (*PullAuthorsSnapshot) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{28}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PullAuthorsSnapshot) GetAuthorIds() []uint64 {
@@ -1755,7 +1820,7 @@ type PullAuthorsChanges struct {
 
 func (x *PullAuthorsChanges) Reset() {
 	*x = PullAuthorsChanges{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[29]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1767,7 +1832,7 @@ func (x *PullAuthorsChanges) String() string {
 func (*PullAuthorsChanges) ProtoMessage() {}
 
 func (x *PullAuthorsChanges) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[29]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1780,7 +1845,7 @@ func (x *PullAuthorsChanges) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullAuthorsChanges.ProtoReflect.Descriptor instead.
 func (*PullAuthorsChanges) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{29}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PullAuthorsChanges) GetAdded() []uint64 {
@@ -1811,7 +1876,7 @@ type FanoutPolicy struct {
 
 func (x *FanoutPolicy) Reset() {
 	*x = FanoutPolicy{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[30]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1823,7 +1888,7 @@ func (x *FanoutPolicy) String() string {
 func (*FanoutPolicy) ProtoMessage() {}
 
 func (x *FanoutPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[30]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1836,7 +1901,7 @@ func (x *FanoutPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutPolicy.ProtoReflect.Descriptor instead.
 func (*FanoutPolicy) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{30}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *FanoutPolicy) GetPullThreshold() uint64 {
@@ -1862,7 +1927,7 @@ type GetFanoutPolicyRequest struct {
 
 func (x *GetFanoutPolicyRequest) Reset() {
 	*x = GetFanoutPolicyRequest{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[31]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +1939,7 @@ func (x *GetFanoutPolicyRequest) String() string {
 func (*GetFanoutPolicyRequest) ProtoMessage() {}
 
 func (x *GetFanoutPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[31]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +1952,7 @@ func (x *GetFanoutPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFanoutPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetFanoutPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{31}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{32}
 }
 
 // The policy in force.
@@ -1905,7 +1970,7 @@ type GetFanoutPolicyResponse struct {
 
 func (x *GetFanoutPolicyResponse) Reset() {
 	*x = GetFanoutPolicyResponse{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[32]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1917,7 +1982,7 @@ func (x *GetFanoutPolicyResponse) String() string {
 func (*GetFanoutPolicyResponse) ProtoMessage() {}
 
 func (x *GetFanoutPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[32]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1930,7 +1995,7 @@ func (x *GetFanoutPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetFanoutPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetFanoutPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{32}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GetFanoutPolicyResponse) GetPolicy() *FanoutPolicy {
@@ -1971,7 +2036,7 @@ type FanoutPressure struct {
 
 func (x *FanoutPressure) Reset() {
 	*x = FanoutPressure{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[33]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1983,7 +2048,7 @@ func (x *FanoutPressure) String() string {
 func (*FanoutPressure) ProtoMessage() {}
 
 func (x *FanoutPressure) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[33]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1996,7 +2061,7 @@ func (x *FanoutPressure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FanoutPressure.ProtoReflect.Descriptor instead.
 func (*FanoutPressure) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{33}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *FanoutPressure) GetLagSeconds() float64 {
@@ -2040,7 +2105,7 @@ type UpdateFanoutPolicyRequest struct {
 
 func (x *UpdateFanoutPolicyRequest) Reset() {
 	*x = UpdateFanoutPolicyRequest{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[34]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2052,7 +2117,7 @@ func (x *UpdateFanoutPolicyRequest) String() string {
 func (*UpdateFanoutPolicyRequest) ProtoMessage() {}
 
 func (x *UpdateFanoutPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[34]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2065,7 +2130,7 @@ func (x *UpdateFanoutPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateFanoutPolicyRequest.ProtoReflect.Descriptor instead.
 func (*UpdateFanoutPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{34}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *UpdateFanoutPolicyRequest) GetPolicy() *FanoutPolicy {
@@ -2093,7 +2158,7 @@ type UpdateFanoutPolicyResponse struct {
 
 func (x *UpdateFanoutPolicyResponse) Reset() {
 	*x = UpdateFanoutPolicyResponse{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[35]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2105,7 +2170,7 @@ func (x *UpdateFanoutPolicyResponse) String() string {
 func (*UpdateFanoutPolicyResponse) ProtoMessage() {}
 
 func (x *UpdateFanoutPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[35]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2118,7 +2183,7 @@ func (x *UpdateFanoutPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateFanoutPolicyResponse.ProtoReflect.Descriptor instead.
 func (*UpdateFanoutPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{35}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *UpdateFanoutPolicyResponse) GetPolicy() *FanoutPolicy {
@@ -2139,7 +2204,7 @@ type BlockRequest struct {
 
 func (x *BlockRequest) Reset() {
 	*x = BlockRequest{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[36]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2151,7 +2216,7 @@ func (x *BlockRequest) String() string {
 func (*BlockRequest) ProtoMessage() {}
 
 func (x *BlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[36]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2164,7 +2229,7 @@ func (x *BlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockRequest.ProtoReflect.Descriptor instead.
 func (*BlockRequest) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{36}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *BlockRequest) GetUserId() uint64 {
@@ -2185,7 +2250,7 @@ type BlockResponse struct {
 
 func (x *BlockResponse) Reset() {
 	*x = BlockResponse{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[37]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2197,7 +2262,7 @@ func (x *BlockResponse) String() string {
 func (*BlockResponse) ProtoMessage() {}
 
 func (x *BlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[37]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2210,7 +2275,7 @@ func (x *BlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockResponse.ProtoReflect.Descriptor instead.
 func (*BlockResponse) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{37}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *BlockResponse) GetChanged() bool {
@@ -2231,7 +2296,7 @@ type UnblockRequest struct {
 
 func (x *UnblockRequest) Reset() {
 	*x = UnblockRequest{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[38]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2243,7 +2308,7 @@ func (x *UnblockRequest) String() string {
 func (*UnblockRequest) ProtoMessage() {}
 
 func (x *UnblockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[38]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2256,7 +2321,7 @@ func (x *UnblockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnblockRequest.ProtoReflect.Descriptor instead.
 func (*UnblockRequest) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{38}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *UnblockRequest) GetUserId() uint64 {
@@ -2277,7 +2342,7 @@ type UnblockResponse struct {
 
 func (x *UnblockResponse) Reset() {
 	*x = UnblockResponse{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[39]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2289,7 +2354,7 @@ func (x *UnblockResponse) String() string {
 func (*UnblockResponse) ProtoMessage() {}
 
 func (x *UnblockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[39]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2302,7 +2367,7 @@ func (x *UnblockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnblockResponse.ProtoReflect.Descriptor instead.
 func (*UnblockResponse) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{39}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *UnblockResponse) GetChanged() bool {
@@ -2323,7 +2388,7 @@ type MuteRequest struct {
 
 func (x *MuteRequest) Reset() {
 	*x = MuteRequest{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[40]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2335,7 +2400,7 @@ func (x *MuteRequest) String() string {
 func (*MuteRequest) ProtoMessage() {}
 
 func (x *MuteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[40]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2348,7 +2413,7 @@ func (x *MuteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MuteRequest.ProtoReflect.Descriptor instead.
 func (*MuteRequest) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{40}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *MuteRequest) GetUserId() uint64 {
@@ -2369,7 +2434,7 @@ type MuteResponse struct {
 
 func (x *MuteResponse) Reset() {
 	*x = MuteResponse{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[41]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2381,7 +2446,7 @@ func (x *MuteResponse) String() string {
 func (*MuteResponse) ProtoMessage() {}
 
 func (x *MuteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[41]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2394,7 +2459,7 @@ func (x *MuteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MuteResponse.ProtoReflect.Descriptor instead.
 func (*MuteResponse) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{41}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *MuteResponse) GetChanged() bool {
@@ -2415,7 +2480,7 @@ type UnmuteRequest struct {
 
 func (x *UnmuteRequest) Reset() {
 	*x = UnmuteRequest{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[42]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2427,7 +2492,7 @@ func (x *UnmuteRequest) String() string {
 func (*UnmuteRequest) ProtoMessage() {}
 
 func (x *UnmuteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[42]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2440,7 +2505,7 @@ func (x *UnmuteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnmuteRequest.ProtoReflect.Descriptor instead.
 func (*UnmuteRequest) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{42}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *UnmuteRequest) GetUserId() uint64 {
@@ -2461,7 +2526,7 @@ type UnmuteResponse struct {
 
 func (x *UnmuteResponse) Reset() {
 	*x = UnmuteResponse{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[43]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2473,7 +2538,7 @@ func (x *UnmuteResponse) String() string {
 func (*UnmuteResponse) ProtoMessage() {}
 
 func (x *UnmuteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[43]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2486,7 +2551,7 @@ func (x *UnmuteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UnmuteResponse.ProtoReflect.Descriptor instead.
 func (*UnmuteResponse) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{43}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *UnmuteResponse) GetChanged() bool {
@@ -2509,7 +2574,7 @@ type ListBlockedRequest struct {
 
 func (x *ListBlockedRequest) Reset() {
 	*x = ListBlockedRequest{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[44]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2521,7 +2586,7 @@ func (x *ListBlockedRequest) String() string {
 func (*ListBlockedRequest) ProtoMessage() {}
 
 func (x *ListBlockedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[44]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2534,7 +2599,7 @@ func (x *ListBlockedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlockedRequest.ProtoReflect.Descriptor instead.
 func (*ListBlockedRequest) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{44}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListBlockedRequest) GetPageSize() int32 {
@@ -2564,7 +2629,7 @@ type ListBlockedResponse struct {
 
 func (x *ListBlockedResponse) Reset() {
 	*x = ListBlockedResponse{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[45]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2576,7 +2641,7 @@ func (x *ListBlockedResponse) String() string {
 func (*ListBlockedResponse) ProtoMessage() {}
 
 func (x *ListBlockedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[45]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2589,7 +2654,7 @@ func (x *ListBlockedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlockedResponse.ProtoReflect.Descriptor instead.
 func (*ListBlockedResponse) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{45}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListBlockedResponse) GetUserIds() []uint64 {
@@ -2619,7 +2684,7 @@ type ListMutedRequest struct {
 
 func (x *ListMutedRequest) Reset() {
 	*x = ListMutedRequest{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[46]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2631,7 +2696,7 @@ func (x *ListMutedRequest) String() string {
 func (*ListMutedRequest) ProtoMessage() {}
 
 func (x *ListMutedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[46]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2644,7 +2709,7 @@ func (x *ListMutedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMutedRequest.ProtoReflect.Descriptor instead.
 func (*ListMutedRequest) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{46}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListMutedRequest) GetPageSize() int32 {
@@ -2674,7 +2739,7 @@ type ListMutedResponse struct {
 
 func (x *ListMutedResponse) Reset() {
 	*x = ListMutedResponse{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[47]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2686,7 +2751,7 @@ func (x *ListMutedResponse) String() string {
 func (*ListMutedResponse) ProtoMessage() {}
 
 func (x *ListMutedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[47]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2699,7 +2764,7 @@ func (x *ListMutedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListMutedResponse.ProtoReflect.Descriptor instead.
 func (*ListMutedResponse) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{47}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ListMutedResponse) GetUserIds() []uint64 {
@@ -2729,7 +2794,7 @@ type CheckBlocksRequest struct {
 
 func (x *CheckBlocksRequest) Reset() {
 	*x = CheckBlocksRequest{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[48]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2741,7 +2806,7 @@ func (x *CheckBlocksRequest) String() string {
 func (*CheckBlocksRequest) ProtoMessage() {}
 
 func (x *CheckBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[48]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2754,7 +2819,7 @@ func (x *CheckBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckBlocksRequest.ProtoReflect.Descriptor instead.
 func (*CheckBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{48}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *CheckBlocksRequest) GetUserId() uint64 {
@@ -2784,7 +2849,7 @@ type CheckBlocksResponse struct {
 
 func (x *CheckBlocksResponse) Reset() {
 	*x = CheckBlocksResponse{}
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[49]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2796,7 +2861,7 @@ func (x *CheckBlocksResponse) String() string {
 func (*CheckBlocksResponse) ProtoMessage() {}
 
 func (x *CheckBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_starling_graph_v1_graph_proto_msgTypes[49]
+	mi := &file_starling_graph_v1_graph_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2809,7 +2874,7 @@ func (x *CheckBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckBlocksResponse.ProtoReflect.Descriptor instead.
 func (*CheckBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{49}
+	return file_starling_graph_v1_graph_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CheckBlocksResponse) GetBlockedByIds() []uint64 {
@@ -2905,16 +2970,20 @@ const file_starling_graph_v1_graph_proto_rawDesc = "" +
 	"\x05since\x18\x03 \x03(\x06R\x05since\x12\x1f\n" +
 	"\vblocked_ids\x18\x04 \x03(\x06R\n" +
 	"blockedIds\x12\x1b\n" +
-	"\tmuted_ids\x18\x05 \x03(\x06R\bmutedIds\"3\n" +
+	"\tmuted_ids\x18\x05 \x03(\x06R\bmutedIds\"\\\n" +
 	"\x14GetAuthorModeRequest\x12\x1b\n" +
-	"\tauthor_id\x18\x01 \x01(\x04R\bauthorId\"\xb8\x01\n" +
+	"\tauthor_id\x18\x01 \x01(\x04R\bauthorId\x12'\n" +
+	"\x0ffollowers_below\x18\x02 \x01(\rR\x0efollowersBelow\"\xfa\x01\n" +
 	"\x15GetAuthorModeResponse\x121\n" +
 	"\x04mode\x18\x01 \x01(\x0e2\x1d.starling.graph.v1.AuthorModeR\x04mode\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1f\n" +
 	"\vage_seconds\x18\x03 \x01(\x01R\n" +
 	"ageSeconds\x12!\n" +
 	"\fbucket_count\x18\x04 \x01(\rR\vbucketCount\x12\x12\n" +
-	"\x04slow\x18\x05 \x01(\bR\x04slow\"a\n" +
+	"\x04slow\x18\x05 \x01(\bR\x04slow\x12@\n" +
+	"\tfollowers\x18\x06 \x01(\v2\".starling.graph.v1.AuthorFollowersR\tfollowers\"4\n" +
+	"\x0fAuthorFollowers\x12!\n" +
+	"\ffollower_ids\x18\x01 \x03(\x06R\vfollowerIds\"a\n" +
 	"\x14CompleteDrainRequest\x12\x1b\n" +
 	"\tauthor_id\x18\x01 \x01(\x04R\bauthorId\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x16\n" +
@@ -3039,7 +3108,7 @@ func file_starling_graph_v1_graph_proto_rawDescGZIP() []byte {
 }
 
 var file_starling_graph_v1_graph_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_starling_graph_v1_graph_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_starling_graph_v1_graph_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_starling_graph_v1_graph_proto_goTypes = []any{
 	(AuthorMode)(0),                    // 0: starling.graph.v1.AuthorMode
 	(*User)(nil),                       // 1: starling.graph.v1.User
@@ -3066,98 +3135,100 @@ var file_starling_graph_v1_graph_proto_goTypes = []any{
 	(*GetViewerContextResponse)(nil),   // 22: starling.graph.v1.GetViewerContextResponse
 	(*GetAuthorModeRequest)(nil),       // 23: starling.graph.v1.GetAuthorModeRequest
 	(*GetAuthorModeResponse)(nil),      // 24: starling.graph.v1.GetAuthorModeResponse
-	(*CompleteDrainRequest)(nil),       // 25: starling.graph.v1.CompleteDrainRequest
-	(*CompleteDrainResponse)(nil),      // 26: starling.graph.v1.CompleteDrainResponse
-	(*WatchPullAuthorsRequest)(nil),    // 27: starling.graph.v1.WatchPullAuthorsRequest
-	(*WatchPullAuthorsResponse)(nil),   // 28: starling.graph.v1.WatchPullAuthorsResponse
-	(*PullAuthorsSnapshot)(nil),        // 29: starling.graph.v1.PullAuthorsSnapshot
-	(*PullAuthorsChanges)(nil),         // 30: starling.graph.v1.PullAuthorsChanges
-	(*FanoutPolicy)(nil),               // 31: starling.graph.v1.FanoutPolicy
-	(*GetFanoutPolicyRequest)(nil),     // 32: starling.graph.v1.GetFanoutPolicyRequest
-	(*GetFanoutPolicyResponse)(nil),    // 33: starling.graph.v1.GetFanoutPolicyResponse
-	(*FanoutPressure)(nil),             // 34: starling.graph.v1.FanoutPressure
-	(*UpdateFanoutPolicyRequest)(nil),  // 35: starling.graph.v1.UpdateFanoutPolicyRequest
-	(*UpdateFanoutPolicyResponse)(nil), // 36: starling.graph.v1.UpdateFanoutPolicyResponse
-	(*BlockRequest)(nil),               // 37: starling.graph.v1.BlockRequest
-	(*BlockResponse)(nil),              // 38: starling.graph.v1.BlockResponse
-	(*UnblockRequest)(nil),             // 39: starling.graph.v1.UnblockRequest
-	(*UnblockResponse)(nil),            // 40: starling.graph.v1.UnblockResponse
-	(*MuteRequest)(nil),                // 41: starling.graph.v1.MuteRequest
-	(*MuteResponse)(nil),               // 42: starling.graph.v1.MuteResponse
-	(*UnmuteRequest)(nil),              // 43: starling.graph.v1.UnmuteRequest
-	(*UnmuteResponse)(nil),             // 44: starling.graph.v1.UnmuteResponse
-	(*ListBlockedRequest)(nil),         // 45: starling.graph.v1.ListBlockedRequest
-	(*ListBlockedResponse)(nil),        // 46: starling.graph.v1.ListBlockedResponse
-	(*ListMutedRequest)(nil),           // 47: starling.graph.v1.ListMutedRequest
-	(*ListMutedResponse)(nil),          // 48: starling.graph.v1.ListMutedResponse
-	(*CheckBlocksRequest)(nil),         // 49: starling.graph.v1.CheckBlocksRequest
-	(*CheckBlocksResponse)(nil),        // 50: starling.graph.v1.CheckBlocksResponse
-	(*timestamppb.Timestamp)(nil),      // 51: google.protobuf.Timestamp
-	(*fieldmaskpb.FieldMask)(nil),      // 52: google.protobuf.FieldMask
+	(*AuthorFollowers)(nil),            // 25: starling.graph.v1.AuthorFollowers
+	(*CompleteDrainRequest)(nil),       // 26: starling.graph.v1.CompleteDrainRequest
+	(*CompleteDrainResponse)(nil),      // 27: starling.graph.v1.CompleteDrainResponse
+	(*WatchPullAuthorsRequest)(nil),    // 28: starling.graph.v1.WatchPullAuthorsRequest
+	(*WatchPullAuthorsResponse)(nil),   // 29: starling.graph.v1.WatchPullAuthorsResponse
+	(*PullAuthorsSnapshot)(nil),        // 30: starling.graph.v1.PullAuthorsSnapshot
+	(*PullAuthorsChanges)(nil),         // 31: starling.graph.v1.PullAuthorsChanges
+	(*FanoutPolicy)(nil),               // 32: starling.graph.v1.FanoutPolicy
+	(*GetFanoutPolicyRequest)(nil),     // 33: starling.graph.v1.GetFanoutPolicyRequest
+	(*GetFanoutPolicyResponse)(nil),    // 34: starling.graph.v1.GetFanoutPolicyResponse
+	(*FanoutPressure)(nil),             // 35: starling.graph.v1.FanoutPressure
+	(*UpdateFanoutPolicyRequest)(nil),  // 36: starling.graph.v1.UpdateFanoutPolicyRequest
+	(*UpdateFanoutPolicyResponse)(nil), // 37: starling.graph.v1.UpdateFanoutPolicyResponse
+	(*BlockRequest)(nil),               // 38: starling.graph.v1.BlockRequest
+	(*BlockResponse)(nil),              // 39: starling.graph.v1.BlockResponse
+	(*UnblockRequest)(nil),             // 40: starling.graph.v1.UnblockRequest
+	(*UnblockResponse)(nil),            // 41: starling.graph.v1.UnblockResponse
+	(*MuteRequest)(nil),                // 42: starling.graph.v1.MuteRequest
+	(*MuteResponse)(nil),               // 43: starling.graph.v1.MuteResponse
+	(*UnmuteRequest)(nil),              // 44: starling.graph.v1.UnmuteRequest
+	(*UnmuteResponse)(nil),             // 45: starling.graph.v1.UnmuteResponse
+	(*ListBlockedRequest)(nil),         // 46: starling.graph.v1.ListBlockedRequest
+	(*ListBlockedResponse)(nil),        // 47: starling.graph.v1.ListBlockedResponse
+	(*ListMutedRequest)(nil),           // 48: starling.graph.v1.ListMutedRequest
+	(*ListMutedResponse)(nil),          // 49: starling.graph.v1.ListMutedResponse
+	(*CheckBlocksRequest)(nil),         // 50: starling.graph.v1.CheckBlocksRequest
+	(*CheckBlocksResponse)(nil),        // 51: starling.graph.v1.CheckBlocksResponse
+	(*timestamppb.Timestamp)(nil),      // 52: google.protobuf.Timestamp
+	(*fieldmaskpb.FieldMask)(nil),      // 53: google.protobuf.FieldMask
 }
 var file_starling_graph_v1_graph_proto_depIdxs = []int32{
-	51, // 0: starling.graph.v1.User.created_at:type_name -> google.protobuf.Timestamp
+	52, // 0: starling.graph.v1.User.created_at:type_name -> google.protobuf.Timestamp
 	1,  // 1: starling.graph.v1.CreateUserResponse.user:type_name -> starling.graph.v1.User
 	1,  // 2: starling.graph.v1.GetUserResponse.user:type_name -> starling.graph.v1.User
 	1,  // 3: starling.graph.v1.BatchGetUsersResponse.users:type_name -> starling.graph.v1.User
 	12, // 4: starling.graph.v1.ImportFollowsRequest.edges:type_name -> starling.graph.v1.Edge
 	0,  // 5: starling.graph.v1.GetAuthorModeResponse.mode:type_name -> starling.graph.v1.AuthorMode
-	29, // 6: starling.graph.v1.WatchPullAuthorsResponse.snapshot:type_name -> starling.graph.v1.PullAuthorsSnapshot
-	30, // 7: starling.graph.v1.WatchPullAuthorsResponse.changes:type_name -> starling.graph.v1.PullAuthorsChanges
-	31, // 8: starling.graph.v1.GetFanoutPolicyResponse.policy:type_name -> starling.graph.v1.FanoutPolicy
-	34, // 9: starling.graph.v1.GetFanoutPolicyResponse.pressure:type_name -> starling.graph.v1.FanoutPressure
-	31, // 10: starling.graph.v1.UpdateFanoutPolicyRequest.policy:type_name -> starling.graph.v1.FanoutPolicy
-	52, // 11: starling.graph.v1.UpdateFanoutPolicyRequest.update_mask:type_name -> google.protobuf.FieldMask
-	31, // 12: starling.graph.v1.UpdateFanoutPolicyResponse.policy:type_name -> starling.graph.v1.FanoutPolicy
-	2,  // 13: starling.graph.v1.GraphService.CreateUser:input_type -> starling.graph.v1.CreateUserRequest
-	6,  // 14: starling.graph.v1.GraphService.BatchGetUsers:input_type -> starling.graph.v1.BatchGetUsersRequest
-	8,  // 15: starling.graph.v1.GraphService.Follow:input_type -> starling.graph.v1.FollowRequest
-	10, // 16: starling.graph.v1.GraphService.Unfollow:input_type -> starling.graph.v1.UnfollowRequest
-	37, // 17: starling.graph.v1.GraphService.Block:input_type -> starling.graph.v1.BlockRequest
-	39, // 18: starling.graph.v1.GraphService.Unblock:input_type -> starling.graph.v1.UnblockRequest
-	41, // 19: starling.graph.v1.GraphService.Mute:input_type -> starling.graph.v1.MuteRequest
-	43, // 20: starling.graph.v1.GraphService.Unmute:input_type -> starling.graph.v1.UnmuteRequest
-	45, // 21: starling.graph.v1.GraphService.ListBlocked:input_type -> starling.graph.v1.ListBlockedRequest
-	47, // 22: starling.graph.v1.GraphService.ListMuted:input_type -> starling.graph.v1.ListMutedRequest
-	49, // 23: starling.graph.v1.GraphService.CheckBlocks:input_type -> starling.graph.v1.CheckBlocksRequest
-	13, // 24: starling.graph.v1.GraphService.ImportFollows:input_type -> starling.graph.v1.ImportFollowsRequest
-	15, // 25: starling.graph.v1.GraphService.ListFollowers:input_type -> starling.graph.v1.ListFollowersRequest
-	17, // 26: starling.graph.v1.GraphService.ListFollowing:input_type -> starling.graph.v1.ListFollowingRequest
-	4,  // 27: starling.graph.v1.GraphService.GetUser:input_type -> starling.graph.v1.GetUserRequest
-	19, // 28: starling.graph.v1.GraphService.StreamFollowers:input_type -> starling.graph.v1.StreamFollowersRequest
-	21, // 29: starling.graph.v1.GraphService.GetViewerContext:input_type -> starling.graph.v1.GetViewerContextRequest
-	23, // 30: starling.graph.v1.GraphService.GetAuthorMode:input_type -> starling.graph.v1.GetAuthorModeRequest
-	25, // 31: starling.graph.v1.GraphService.CompleteDrain:input_type -> starling.graph.v1.CompleteDrainRequest
-	27, // 32: starling.graph.v1.GraphService.WatchPullAuthors:input_type -> starling.graph.v1.WatchPullAuthorsRequest
-	32, // 33: starling.graph.v1.GraphService.GetFanoutPolicy:input_type -> starling.graph.v1.GetFanoutPolicyRequest
-	35, // 34: starling.graph.v1.GraphService.UpdateFanoutPolicy:input_type -> starling.graph.v1.UpdateFanoutPolicyRequest
-	3,  // 35: starling.graph.v1.GraphService.CreateUser:output_type -> starling.graph.v1.CreateUserResponse
-	7,  // 36: starling.graph.v1.GraphService.BatchGetUsers:output_type -> starling.graph.v1.BatchGetUsersResponse
-	9,  // 37: starling.graph.v1.GraphService.Follow:output_type -> starling.graph.v1.FollowResponse
-	11, // 38: starling.graph.v1.GraphService.Unfollow:output_type -> starling.graph.v1.UnfollowResponse
-	38, // 39: starling.graph.v1.GraphService.Block:output_type -> starling.graph.v1.BlockResponse
-	40, // 40: starling.graph.v1.GraphService.Unblock:output_type -> starling.graph.v1.UnblockResponse
-	42, // 41: starling.graph.v1.GraphService.Mute:output_type -> starling.graph.v1.MuteResponse
-	44, // 42: starling.graph.v1.GraphService.Unmute:output_type -> starling.graph.v1.UnmuteResponse
-	46, // 43: starling.graph.v1.GraphService.ListBlocked:output_type -> starling.graph.v1.ListBlockedResponse
-	48, // 44: starling.graph.v1.GraphService.ListMuted:output_type -> starling.graph.v1.ListMutedResponse
-	50, // 45: starling.graph.v1.GraphService.CheckBlocks:output_type -> starling.graph.v1.CheckBlocksResponse
-	14, // 46: starling.graph.v1.GraphService.ImportFollows:output_type -> starling.graph.v1.ImportFollowsResponse
-	16, // 47: starling.graph.v1.GraphService.ListFollowers:output_type -> starling.graph.v1.ListFollowersResponse
-	18, // 48: starling.graph.v1.GraphService.ListFollowing:output_type -> starling.graph.v1.ListFollowingResponse
-	5,  // 49: starling.graph.v1.GraphService.GetUser:output_type -> starling.graph.v1.GetUserResponse
-	20, // 50: starling.graph.v1.GraphService.StreamFollowers:output_type -> starling.graph.v1.StreamFollowersResponse
-	22, // 51: starling.graph.v1.GraphService.GetViewerContext:output_type -> starling.graph.v1.GetViewerContextResponse
-	24, // 52: starling.graph.v1.GraphService.GetAuthorMode:output_type -> starling.graph.v1.GetAuthorModeResponse
-	26, // 53: starling.graph.v1.GraphService.CompleteDrain:output_type -> starling.graph.v1.CompleteDrainResponse
-	28, // 54: starling.graph.v1.GraphService.WatchPullAuthors:output_type -> starling.graph.v1.WatchPullAuthorsResponse
-	33, // 55: starling.graph.v1.GraphService.GetFanoutPolicy:output_type -> starling.graph.v1.GetFanoutPolicyResponse
-	36, // 56: starling.graph.v1.GraphService.UpdateFanoutPolicy:output_type -> starling.graph.v1.UpdateFanoutPolicyResponse
-	35, // [35:57] is the sub-list for method output_type
-	13, // [13:35] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	25, // 6: starling.graph.v1.GetAuthorModeResponse.followers:type_name -> starling.graph.v1.AuthorFollowers
+	30, // 7: starling.graph.v1.WatchPullAuthorsResponse.snapshot:type_name -> starling.graph.v1.PullAuthorsSnapshot
+	31, // 8: starling.graph.v1.WatchPullAuthorsResponse.changes:type_name -> starling.graph.v1.PullAuthorsChanges
+	32, // 9: starling.graph.v1.GetFanoutPolicyResponse.policy:type_name -> starling.graph.v1.FanoutPolicy
+	35, // 10: starling.graph.v1.GetFanoutPolicyResponse.pressure:type_name -> starling.graph.v1.FanoutPressure
+	32, // 11: starling.graph.v1.UpdateFanoutPolicyRequest.policy:type_name -> starling.graph.v1.FanoutPolicy
+	53, // 12: starling.graph.v1.UpdateFanoutPolicyRequest.update_mask:type_name -> google.protobuf.FieldMask
+	32, // 13: starling.graph.v1.UpdateFanoutPolicyResponse.policy:type_name -> starling.graph.v1.FanoutPolicy
+	2,  // 14: starling.graph.v1.GraphService.CreateUser:input_type -> starling.graph.v1.CreateUserRequest
+	6,  // 15: starling.graph.v1.GraphService.BatchGetUsers:input_type -> starling.graph.v1.BatchGetUsersRequest
+	8,  // 16: starling.graph.v1.GraphService.Follow:input_type -> starling.graph.v1.FollowRequest
+	10, // 17: starling.graph.v1.GraphService.Unfollow:input_type -> starling.graph.v1.UnfollowRequest
+	38, // 18: starling.graph.v1.GraphService.Block:input_type -> starling.graph.v1.BlockRequest
+	40, // 19: starling.graph.v1.GraphService.Unblock:input_type -> starling.graph.v1.UnblockRequest
+	42, // 20: starling.graph.v1.GraphService.Mute:input_type -> starling.graph.v1.MuteRequest
+	44, // 21: starling.graph.v1.GraphService.Unmute:input_type -> starling.graph.v1.UnmuteRequest
+	46, // 22: starling.graph.v1.GraphService.ListBlocked:input_type -> starling.graph.v1.ListBlockedRequest
+	48, // 23: starling.graph.v1.GraphService.ListMuted:input_type -> starling.graph.v1.ListMutedRequest
+	50, // 24: starling.graph.v1.GraphService.CheckBlocks:input_type -> starling.graph.v1.CheckBlocksRequest
+	13, // 25: starling.graph.v1.GraphService.ImportFollows:input_type -> starling.graph.v1.ImportFollowsRequest
+	15, // 26: starling.graph.v1.GraphService.ListFollowers:input_type -> starling.graph.v1.ListFollowersRequest
+	17, // 27: starling.graph.v1.GraphService.ListFollowing:input_type -> starling.graph.v1.ListFollowingRequest
+	4,  // 28: starling.graph.v1.GraphService.GetUser:input_type -> starling.graph.v1.GetUserRequest
+	19, // 29: starling.graph.v1.GraphService.StreamFollowers:input_type -> starling.graph.v1.StreamFollowersRequest
+	21, // 30: starling.graph.v1.GraphService.GetViewerContext:input_type -> starling.graph.v1.GetViewerContextRequest
+	23, // 31: starling.graph.v1.GraphService.GetAuthorMode:input_type -> starling.graph.v1.GetAuthorModeRequest
+	26, // 32: starling.graph.v1.GraphService.CompleteDrain:input_type -> starling.graph.v1.CompleteDrainRequest
+	28, // 33: starling.graph.v1.GraphService.WatchPullAuthors:input_type -> starling.graph.v1.WatchPullAuthorsRequest
+	33, // 34: starling.graph.v1.GraphService.GetFanoutPolicy:input_type -> starling.graph.v1.GetFanoutPolicyRequest
+	36, // 35: starling.graph.v1.GraphService.UpdateFanoutPolicy:input_type -> starling.graph.v1.UpdateFanoutPolicyRequest
+	3,  // 36: starling.graph.v1.GraphService.CreateUser:output_type -> starling.graph.v1.CreateUserResponse
+	7,  // 37: starling.graph.v1.GraphService.BatchGetUsers:output_type -> starling.graph.v1.BatchGetUsersResponse
+	9,  // 38: starling.graph.v1.GraphService.Follow:output_type -> starling.graph.v1.FollowResponse
+	11, // 39: starling.graph.v1.GraphService.Unfollow:output_type -> starling.graph.v1.UnfollowResponse
+	39, // 40: starling.graph.v1.GraphService.Block:output_type -> starling.graph.v1.BlockResponse
+	41, // 41: starling.graph.v1.GraphService.Unblock:output_type -> starling.graph.v1.UnblockResponse
+	43, // 42: starling.graph.v1.GraphService.Mute:output_type -> starling.graph.v1.MuteResponse
+	45, // 43: starling.graph.v1.GraphService.Unmute:output_type -> starling.graph.v1.UnmuteResponse
+	47, // 44: starling.graph.v1.GraphService.ListBlocked:output_type -> starling.graph.v1.ListBlockedResponse
+	49, // 45: starling.graph.v1.GraphService.ListMuted:output_type -> starling.graph.v1.ListMutedResponse
+	51, // 46: starling.graph.v1.GraphService.CheckBlocks:output_type -> starling.graph.v1.CheckBlocksResponse
+	14, // 47: starling.graph.v1.GraphService.ImportFollows:output_type -> starling.graph.v1.ImportFollowsResponse
+	16, // 48: starling.graph.v1.GraphService.ListFollowers:output_type -> starling.graph.v1.ListFollowersResponse
+	18, // 49: starling.graph.v1.GraphService.ListFollowing:output_type -> starling.graph.v1.ListFollowingResponse
+	5,  // 50: starling.graph.v1.GraphService.GetUser:output_type -> starling.graph.v1.GetUserResponse
+	20, // 51: starling.graph.v1.GraphService.StreamFollowers:output_type -> starling.graph.v1.StreamFollowersResponse
+	22, // 52: starling.graph.v1.GraphService.GetViewerContext:output_type -> starling.graph.v1.GetViewerContextResponse
+	24, // 53: starling.graph.v1.GraphService.GetAuthorMode:output_type -> starling.graph.v1.GetAuthorModeResponse
+	27, // 54: starling.graph.v1.GraphService.CompleteDrain:output_type -> starling.graph.v1.CompleteDrainResponse
+	29, // 55: starling.graph.v1.GraphService.WatchPullAuthors:output_type -> starling.graph.v1.WatchPullAuthorsResponse
+	34, // 56: starling.graph.v1.GraphService.GetFanoutPolicy:output_type -> starling.graph.v1.GetFanoutPolicyResponse
+	37, // 57: starling.graph.v1.GraphService.UpdateFanoutPolicy:output_type -> starling.graph.v1.UpdateFanoutPolicyResponse
+	36, // [36:58] is the sub-list for method output_type
+	14, // [14:36] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_starling_graph_v1_graph_proto_init() }
@@ -3170,7 +3241,7 @@ func file_starling_graph_v1_graph_proto_init() {
 		(*GetUserRequest_Handle)(nil),
 	}
 	file_starling_graph_v1_graph_proto_msgTypes[18].OneofWrappers = []any{}
-	file_starling_graph_v1_graph_proto_msgTypes[27].OneofWrappers = []any{
+	file_starling_graph_v1_graph_proto_msgTypes[28].OneofWrappers = []any{
 		(*WatchPullAuthorsResponse_Snapshot)(nil),
 		(*WatchPullAuthorsResponse_Changes)(nil),
 	}
@@ -3180,7 +3251,7 @@ func file_starling_graph_v1_graph_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_starling_graph_v1_graph_proto_rawDesc), len(file_starling_graph_v1_graph_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   50,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -678,7 +678,9 @@ func (x *BatchGetTweetsResponse) GetReferences() []*TweetReference {
 type HydrateTweetsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 200 ids.
-	TweetIds      []uint64 `protobuf:"varint,1,rep,packed,name=tweet_ids,json=tweetIds,proto3" json:"tweet_ids,omitempty"`
+	TweetIds []uint64 `protobuf:"varint,1,rep,packed,name=tweet_ids,json=tweetIds,proto3" json:"tweet_ids,omitempty"`
+	// Only `deleted` is answered, and nothing is cached for readers.
+	DeletedOnly   bool `protobuf:"varint,2,opt,name=deleted_only,json=deletedOnly,proto3" json:"deleted_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -718,6 +720,13 @@ func (x *HydrateTweetsRequest) GetTweetIds() []uint64 {
 		return x.TweetIds
 	}
 	return nil
+}
+
+func (x *HydrateTweetsRequest) GetDeletedOnly() bool {
+	if x != nil {
+		return x.DeletedOnly
+	}
+	return false
 }
 
 // The answer to one batch.
@@ -1942,9 +1951,10 @@ const file_starling_tweet_v1_tweet_proto_rawDesc = "" +
 	"\x06tweets\x18\x01 \x03(\v2\x18.starling.tweet.v1.TweetR\x06tweets\x12A\n" +
 	"\n" +
 	"references\x18\x02 \x03(\v2!.starling.tweet.v1.TweetReferenceR\n" +
-	"references\"3\n" +
+	"references\"V\n" +
 	"\x14HydrateTweetsRequest\x12\x1b\n" +
-	"\ttweet_ids\x18\x01 \x03(\x04R\btweetIds\"}\n" +
+	"\ttweet_ids\x18\x01 \x03(\x04R\btweetIds\x12!\n" +
+	"\fdeleted_only\x18\x02 \x01(\bR\vdeletedOnly\"}\n" +
 	"\x15HydrateTweetsResponse\x120\n" +
 	"\x06tweets\x18\x01 \x03(\v2\x18.starling.tweet.v1.TweetR\x06tweets\x12\x18\n" +
 	"\adeleted\x18\x02 \x03(\x04R\adeleted\x12\x18\n" +
