@@ -226,7 +226,7 @@ async def _services(stack: AsyncExitStack, data: DataFolder, folder: Path, log: 
                 raise DrillError(f"{spec.name} doesn't serve:\n{server.end_of_log()}")
             await asyncio.sleep(0.1)
     at = {"graph": made.graph.address, "tweet": made.tweet.address, "timeline": made.timeline.address}
-    data.write_mesh(Mesh(**at, fanout={}, edge="", valkey_url=made.valkey_url, pids={}))
+    data.write_mesh(Mesh(**at, fanout={}, edge="", valkey_url=made.valkey_url, pids={}, metrics={}))
     return made
 
 
