@@ -173,13 +173,17 @@ async def test_a_line_of_json_for_each_call_and_no_token_in_any(observed: Runnin
     def calls() -> list[dict[str, Any]]:
         lines = [line.partition("│ ")[2] for line in observed.log().splitlines()]
         read = [json.loads(line) for line in lines if line.startswith("{")]
-        return [line for line in read if line.get("trace_id") == trace and "method" in line]
+        return [
+            line
+            for line in read
+            if line.get("trace_id") == trace and line.get("method", "").endswith("/ListHomeTimeline")
+        ]
 
     async def logged() -> bool:
         return bool(calls())
 
     await eventually(logged, 10.0)
-    line = next(line for line in calls() if line["method"].endswith("/ListHomeTimeline"))
+    (line,) = calls()
     assert (line["caller"], line["code"]) == (f"user:{people.reader_id}", "OK")
     assert line["ms"] > 0
     secrets = observed.folder.read_secrets()
