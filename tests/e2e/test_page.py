@@ -1,6 +1,7 @@
 """The page and the operators' page in a real Chromium, on a mesh that runs as `make run` runs it."""
 
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from starling.graph.v1 import graph_pb2
 from starling_client import Starling
 from tests.e2e.conftest import RunningMesh
 
+DELIVERED_SECONDS = 60.0
 TWEETS = 1_000
 SCROLLS_MAX = 400
 HARMLESS = re.compile(r"Failed to load resource|net::ERR_INTERNET_DISCONNECTED")
@@ -142,11 +144,16 @@ def scroll_to_the_end(page: Page, meanwhile: Callable[[int], object] = lambda st
     raise AssertionError("the timeline doesn't end")
 
 
-def post_many(authors: list[Person], count: int) -> list[int]:
-    """Tweets by several people at once; their ids, newest first."""
+def post_many(authors: list[Person], count: int, reader: Person) -> list[int]:
+    """Tweets by several people at once, and all that their reader has; their ids, newest first."""
     with ThreadPoolExecutor(8) as pool:
         posted = pool.map(lambda number: authors[number % len(authors)].calls.post(f"Number {number}"), range(count))
-        return sorted((one.tweet.tweet_id for one in posted), reverse=True)
+        tweet_ids = sorted((one.tweet.tweet_id for one in posted), reverse=True)
+    end = time.monotonic() + DELIVERED_SECONDS
+    while not {*map(str, tweet_ids)} <= {*reader.home_ids()}:
+        assert time.monotonic() < end, f"not delivered within {DELIVERED_SECONDS} s"
+        time.sleep(0.2)
+    return tweet_ids
 
 
 def is_live(page: Page) -> None:
@@ -181,7 +188,7 @@ def test_a_thousand_tweets_scroll_by_without_a_repeat_or_a_hole(stage: Stage) ->
     authors = [stage.person(f"author{number}") for number in range(3)]
     for author in authors:
         reader.follow(author)
-    tweet_ids = post_many(authors, TWEETS)
+    tweet_ids = post_many(authors, TWEETS, reader)
     page = stage.signed_in(reader)
     is_live(page)
     late: list[int] = []
@@ -205,7 +212,7 @@ def test_after_a_long_absence_the_home_is_read_anew(stage: Stage) -> None:
     is_live(page)
     page.context.set_offline(True)
     expect(page.get_by_text("You are offline")).to_be_visible()
-    tweet_ids = post_many([author], 600)
+    tweet_ids = post_many([author], 600, reader)
     page.context.set_offline(False)
     page.get_by_role("button", name="Many new tweets").click()
     expect(cards(page).first).to_have_attribute("data-id", str(tweet_ids[0]))
