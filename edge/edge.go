@@ -142,13 +142,10 @@ func (e *edge) readyz(w http.ResponseWriter) {
 
 // api serves a path below /api/v1/.
 func (e *edge) api(w http.ResponseWriter, r *http.Request, with traced) {
-	if e.calls.Add(1) > int64(e.config.callsMax) {
-		e.calls.Add(-1)
+	if e.calls.Load() >= int64(e.config.callsMax) {
 		newProblem(http.StatusServiceUnavailable, "OVERLOADED", "Too many calls at once.").send(w)
 		return
 	}
-	defer e.calls.Add(-1)
-
 	path := r.URL.Path
 	if trimmed := strings.TrimRight(path, "/"); trimmed+"/" == path {
 		path = trimmed
@@ -192,6 +189,13 @@ func (e *edge) api(w http.ResponseWriter, r *http.Request, with traced) {
 		refused.send(w)
 		return
 	}
+	// Only now: a body that trickles in is no call yet.
+	if e.calls.Add(1) > int64(e.config.callsMax) {
+		e.calls.Add(-1)
+		newProblem(http.StatusServiceUnavailable, "OVERLOADED", "Too many calls at once.").send(w)
+		return
+	}
+	defer e.calls.Add(-1)
 	x := &exchange{route: found, body: body, traceparent: with.parent}
 	if x.ifVersion, refused = found.condition(r); refused != nil {
 		refused.send(w)
@@ -210,6 +214,12 @@ func (e *edge) api(w http.ResponseWriter, r *http.Request, with traced) {
 	ctx, cancel := context.WithTimeout(context.WithValue(r.Context(), exchangeKey{}, x), e.config.timeout)
 	defer cancel()
 	call := r.Clone(ctx)
+	call.Header = http.Header{} // The gateway would pass on what clients say of forwarding, unread.
+	for _, name := range []string{"Content-Type", "Grpc-Timeout"} {
+		if value := r.Header.Get(name); value != "" {
+			call.Header.Set(name, value)
+		}
+	}
 	call.Method, call.URL.Path, call.URL.RawPath = method, path, ""
 	call.Header.Set("Authorization", who.bearer)
 	call.Body = io.NopCloser(bytes.NewReader(body))
@@ -333,19 +343,20 @@ func hasTag(headers []string, tag string) bool {
 	return false
 }
 
-// traceOf goes on with the trace of a request (W3C Trace Context), or begins one.
+// traceOf goes on with the trace of a request (W3C Trace Context), or begins one. Whether it is recorded isn't the
+// client's to say.
 func traceOf(r *http.Request) string {
 	given := strings.Split(r.Header.Get("Traceparent"), "-")
-	trace, flags := "", "00"
+	trace := ""
 	if len(given) == 4 && isHex(given[1], 32) && isHex(given[3], 2) && given[0] == "00" {
-		trace, flags = given[1], given[3]
+		trace = given[1]
 	}
 	var random [24]byte
 	_, _ = rand.Read(random[:])
 	if trace == "" {
 		trace = hex.EncodeToString(random[:16])
 	}
-	return "00-" + trace + "-" + hex.EncodeToString(random[16:]) + "-" + flags
+	return "00-" + trace + "-" + hex.EncodeToString(random[16:]) + "-00"
 }
 
 func isHex(text string, length int) bool {

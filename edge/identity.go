@@ -226,11 +226,13 @@ func (id *identity) subjectOf(claims jwt.MapClaims) (string, bool) {
 	if claim == operator && id.development {
 		return claim, true
 	}
-	number, err := strconv.ParseUint(strings.TrimPrefix(claim, "user:"), 10, 64)
-	if err != nil || number == 0 {
+	text := strings.TrimPrefix(claim, "user:")
+	number, err := strconv.ParseUint(text, 10, 64)
+	// "007" is somebody else's name than "7".
+	if err != nil || number == 0 || strconv.FormatUint(number, 10) != text {
 		return "", false
 	}
-	return "user:" + strconv.FormatUint(number, 10), true
+	return "user:" + text, true
 }
 
 // internal makes the token that services trust.

@@ -153,6 +153,7 @@ func TestOnlyGoodTokensOfTheProviderAreTaken(t *testing.T) {
 		{"without an audience", with(jwt.MapClaims{"aud": nil}), "TOKEN_INVALID"},
 		{"of nobody", with(jwt.MapClaims{"sub": nil}), "TOKEN_INVALID"},
 		{"of user 0", with(jwt.MapClaims{"sub": "0"}), "TOKEN_INVALID"},
+		{"of a number written otherwise", with(jwt.MapClaims{"sub": "user:0042"}), "TOKEN_INVALID"},
 		{"of a service", with(jwt.MapClaims{"sub": "service:5"}), "TOKEN_INVALID"},
 		{"of whom calls itself operator", with(jwt.MapClaims{"sub": "operator"}), "TOKEN_INVALID"},
 		{"alg none", sign(t, jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, "one", claims(nil)), "TOKEN_INVALID"},

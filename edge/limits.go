@@ -153,6 +153,9 @@ func (s *shared) hold(ctx context.Context, name string, lifetime time.Duration) 
 	if s.paused() {
 		return true
 	}
+	// A client that goes says nothing of Valkey.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), valkeyTimeout)
+	defer cancel()
 	held, err := s.client.SetNX(ctx, s.prefix+"edge:"+name, "", lifetime).Result()
 	if err != nil {
 		s.failed(err)
@@ -161,11 +164,9 @@ func (s *shared) hold(ctx context.Context, name string, lifetime time.Duration) 
 	return held
 }
 
-// release gives a name back, also when the request has been given up.
+// release gives a name back, also when the request has been given up, and while Valkey isn't asked otherwise: a hold
+// whose answer came too late may stand.
 func (s *shared) release(name string) {
-	if s.paused() {
-		return
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), valkeyTimeout)
 	defer cancel()
 	if err := s.client.Del(ctx, s.prefix+"edge:"+name).Err(); err != nil {

@@ -191,7 +191,7 @@ func (g *watching) follow(ctx context.Context, events chan<- event) *problem {
 	seen.add(g.newerThan)
 	failing := time.Time{}
 	for renewal := false; ; renewal = true {
-		begunAlready := false
+		begunAlready, opened := false, time.Now()
 		err := g.watch(ctx, newest, func(message *timelinev1.WatchHomeTimelineResponse) error {
 			begunAlready, failing = true, time.Time{}
 			one := event{kind: "heartbeat", data: []byte("{}")}
@@ -221,8 +221,10 @@ func (g *watching) follow(ctx context.Context, events chan<- event) *problem {
 			return newProblem(http.StatusUnauthorized, "TOKEN_EXPIRED", "The token has expired.")
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, io.EOF):
+		case errors.Is(err, io.EOF) && time.Since(opened) > retryMost:
 			continue
+		case errors.Is(err, io.EOF): // It is about to stop.
+			err = status.Error(codes.Unavailable, "ended at once")
 		case begunAlready || !isPassing(err, renewal):
 			return fromStatus(err, func(name string) string { return name })
 		}

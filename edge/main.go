@@ -53,6 +53,10 @@ func run() int {
 		fmt.Fprintf(os.Stderr, "configuration: STARLING_LISTEN: can't listen on %s: %v\n", c.listen, err)
 		return 2
 	}
+	if c.jwksURL == "" && !isLoopback(listener.Addr().String()) {
+		fmt.Fprintf(os.Stderr, "configuration: STARLING_EDGE_JWKS_URL: is needed to listen on %s\n", listener.Addr())
+		return 2
+	}
 	if c.jwksURL == "" {
 		slog.Warn("DEVELOPMENT: tokens signed with STARLING_AUTH_SECRET are taken from clients; set STARLING_EDGE_JWKS_URL elsewhere")
 	}

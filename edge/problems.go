@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"log/slog"
 	"math"
 	"net/http"
 	"strconv"
@@ -100,6 +101,7 @@ func fromStatus(err error, named func(string) string) *problem {
 	said := status.Convert(err)
 	httpStatus, known := statuses[said.Code()]
 	if !known {
+		slog.Error("a call failed", "code", said.Code().String(), "message", said.Message())
 		return newProblem(http.StatusInternalServerError, "INTERNAL", "Something went wrong here; it is in the logs.")
 	}
 	p := newProblem(httpStatus, said.Code().String(), said.Message())

@@ -144,6 +144,24 @@ func TestWhatTheConnectionSaysStaysInside(t *testing.T) {
 	}
 }
 
+func TestAnOutageIsOneThatLasts(t *testing.T) {
+	away := &outages{known: map[string]outage{}}
+	start := time.Now()
+	for _, one := range []struct {
+		after   time.Duration
+		failed  bool
+		tooLong bool
+	}{
+		{0, true, false}, {6 * time.Second, true, false}, {12 * time.Second, true, true},
+		{13 * time.Second, false, false}, {14 * time.Second, true, false},
+		{time.Hour, true, false}, // Of another restart.
+	} {
+		if got := away.note("m", one.failed, start.Add(one.after)); got != one.tooLong {
+			t.Errorf("after %s: %v", one.after, got)
+		}
+	}
+}
+
 func TestKeysBecomeRequestIDs(t *testing.T) {
 	if id, _ := requestIDOf("A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11"); id != "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11" {
 		t.Error(id)

@@ -17,11 +17,12 @@ import (
 )
 
 const (
-	patience     = 7 * time.Second  // how long a call is tried again: a restart takes about two, on a busy machine four
-	forgetful    = 10 * time.Second // away for so long, a service isn't waited for any more
-	retryFirst   = 50 * time.Millisecond
-	retryMost    = 400 * time.Millisecond
-	messageBytes = 4 << 20
+	patience            = 7 * time.Second  // how long a call is tried again: a restart takes about two, on a busy machine four
+	forgetful           = 10 * time.Second // away for so long, a service isn't waited for any more
+	patienceWithService = 2 * time.Second  // with one that answers, but lacks a store or another service
+	retryFirst          = 50 * time.Millisecond
+	retryMost           = 400 * time.Millisecond
+	messageBytes        = 4 << 20
 )
 
 // A repeat of these may say something else than the lost answer: they are sent once.
@@ -32,7 +33,7 @@ func connect(target string) (*grpc.ClientConn, error) {
 	if !strings.Contains(target, "://") {
 		target = "dns:///" + target
 	}
-	away := &outages{since: map[string]time.Time{}}
+	away := &outages{known: map[string]outage{}}
 	return grpc.NewClient(target,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultServiceConfig(`{"loadBalancingConfig": [{"round_robin": {}}]}`),
@@ -53,22 +54,26 @@ func connect(target string) (*grpc.ClientConn, error) {
 // outages remembers since when each method of a service has failed.
 type outages struct {
 	mutex sync.Mutex
-	since map[string]time.Time
+	known map[string]outage
 }
+
+type outage struct{ since, last time.Time }
 
 // note takes in how a call ended, and says whether its method has failed for too long to be waited for.
 func (o *outages) note(method string, failed bool, now time.Time) bool {
 	o.mutex.Lock()
 	defer o.mutex.Unlock()
 	if !failed {
-		delete(o.since, method)
+		delete(o.known, method)
 		return false
 	}
-	since, known := o.since[method]
-	if !known {
-		o.since[method] = now
+	found, known := o.known[method]
+	if !known || now.Sub(found.last) > forgetful {
+		found.since = now
 	}
-	return known && now.Sub(since) > forgetful
+	found.last = now
+	o.known[method] = found
+	return now.Sub(found.since) > forgetful
 }
 
 // retrying tries a call again while its service restarts. Every call but those of onlyOnce may be repeated: reads, and
@@ -76,14 +81,22 @@ func (o *outages) note(method string, failed bool, now time.Time) bool {
 func (o *outages) retrying(
 	ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 ) error {
-	end := time.Now().Add(patience)
+	began := time.Now()
+	end := began.Add(patience)
 	delay := retryFirst
 	for {
 		err := invoke(ctx, method, request, reply, conn, options...)
 		// gRPC's core says CANCELLED of calls that a stopping server hadn't looked at (grpc/grpc#41785).
 		code := status.Code(err)
-		away := ctx.Err() == nil && (code == codes.Unavailable || code == codes.Canceled)
+		if ctx.Err() != nil {
+			return err // A caller that goes says nothing of the service.
+		}
+		away := code == codes.Unavailable || code == codes.Canceled
 		tooLong := o.note(method, away, time.Now())
+		if away && len(status.Convert(err).Details()) > 0 {
+			// The service is there: what it lacks is what it has waited for itself.
+			end = earlier(end, began.Add(patienceWithService))
+		}
 		if !away || tooLong || onlyOnce[method] || time.Now().Add(delay).After(end) {
 			return err
 		}
@@ -94,6 +107,13 @@ func (o *outages) retrying(
 		}
 		delay = min(2*delay, retryMost)
 	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // outgoing has the metadata of a call made for a request: who it is for, and its trace.
