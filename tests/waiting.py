@@ -21,6 +21,14 @@ async def eventually(condition: Callable[[], object | Awaitable[object]], second
         await asyncio.sleep(_INTERVAL_SECONDS)
 
 
+def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
+    """As `eventually`, for tests without an event loop."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(_INTERVAL_SECONDS)
+
+
 async def turns(count: int) -> None:
     """Let the event loop do what is ready, so many times."""
     for _ in range(count):

@@ -23,6 +23,7 @@ from mesh import principals
 from mesh.principals import OPERATOR
 from tests.e2e.conftest import START_SECONDS, STOP_SECONDS, RunningMesh
 from tests.e2e.rest import API, Rest, as_, new_user, problem
+from tests.waiting import until
 
 UNSAFE_ID = 9_007_199_254_740_993
 """2^53 + 1: no double has it."""
@@ -340,10 +341,7 @@ async def test_a_service_that_is_away_is_503_and_the_edge_goes_on(mesh: RunningM
 
 def keeps_limits(client: Rest) -> None:
     """Wait until its edge has found Valkey."""
-    end = time.monotonic() + 15.0
-    while "RateLimit-Limit" not in client.call("GET", "/me").headers:
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    until(lambda: "RateLimit-Limit" in client.call("GET", "/me").headers)
 
 
 def test_small_bodies_cost_what_they_are(person: tuple[Rest, str]) -> None:

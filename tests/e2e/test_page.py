@@ -1,7 +1,6 @@
 """The page and the operators' page in a real Chromium, on a mesh that runs as `make run` runs it."""
 
 import re
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from mesh.principals import OPERATOR, Principal
 from starling.graph.v1 import graph_pb2
 from starling_client import Starling
 from tests.e2e.conftest import RunningMesh
+from tests.waiting import until
 
 DELIVERED_SECONDS = 60.0
 TWEETS = 1_000
@@ -149,10 +149,7 @@ def post_many(authors: list[Person], count: int, reader: Person) -> list[int]:
     with ThreadPoolExecutor(8) as pool:
         posted = pool.map(lambda number: authors[number % len(authors)].calls.post(f"Number {number}"), range(count))
         tweet_ids = sorted((one.tweet.tweet_id for one in posted), reverse=True)
-    end = time.monotonic() + DELIVERED_SECONDS
-    while not {*map(str, tweet_ids)} <= {*reader.home_ids()}:
-        assert time.monotonic() < end, f"not delivered within {DELIVERED_SECONDS} s"
-        time.sleep(0.2)
+    until(lambda: {*map(str, tweet_ids)} <= {*reader.home_ids()}, DELIVERED_SECONDS)
     return tweet_ids
 
 
